@@ -26,11 +26,11 @@ def probed(probe: Callable[[int], Probe], draws: int) -> NDArray[np.float64]:
     return np.array([probe(seed) for seed in range(draws)])
 
 
-def apart(found: NDArray[np.float64], expected: NDArray[np.float64]) -> Probe:
+def apart(measured: NDArray[np.float64], expected: NDArray[np.float64]) -> Probe:
     """Return the difference of the means of two sets of probes, in standard errors.
 
     >>> apart(np.array([[0.0] * 3, [2.0] * 3]), np.array([[3.0] * 3, [5.0] * 3])).loss.item()
     2.1213203435596424
     """
-    variance = found.var(0, ddof=1) / len(found) + expected.var(0, ddof=1) / len(expected)
-    return Probe(*(np.abs(found.mean(0) - expected.mean(0)) / np.sqrt(variance)))
+    variance = measured.var(0, ddof=1) / len(measured) + expected.var(0, ddof=1) / len(expected)
+    return Probe(*(np.abs(measured.mean(0) - expected.mean(0)) / np.sqrt(variance)))

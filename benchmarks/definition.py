@@ -61,13 +61,13 @@ def error(result: Result, *, task: Task, space: Space) -> float:
     expected_gradients = torch.autograd.grad([squashed, *expected_densities], logits, cotangents)
 
     judged = (value > INSIDE) & (value < 1 - INSIDE) if (task.kind, space) == ("binary", "unit") else slice(None)
-    found = [value, *densities, *gradients]
+    results = [value, *densities, *gradients]
     expected = [squashed, *expected_densities, *expected_gradients]
-    return max(_largest(a[judged], b[judged].detach()) for a, b in zip(found, expected, strict=True))
+    return max(_largest(a[judged], b[judged].detach()) for a, b in zip(results, expected, strict=True))
 
 
-def _largest(found: Tensor, expected: Tensor) -> float:
-    return float(((found - expected).abs() / expected.abs().clamp(min=1)).nan_to_num(nan=math.inf).max())
+def _largest(computed: Tensor, expected: Tensor) -> float:
+    return float(((computed - expected).abs() / expected.abs().clamp(min=1)).nan_to_num(nan=math.inf).max())
 
 
 def _wide(array: Any) -> Tensor:

@@ -105,8 +105,8 @@ def _drawn_and_scored(
             value, log_prob = draw(logits)
             slopes = {value: by, log_prob: torch.ones_like(log_prob)}
             # the log density of an own draw is constant in the logits
-            heads = [each for each in slopes if each.requires_grad]
-            return torch.autograd.grad(heads, logits, [slopes[each] for each in heads])
+            heads = [head for head in slopes if head.requires_grad]
+            return torch.autograd.grad(heads, logits, [slopes[head] for head in heads])
 
         return call
 

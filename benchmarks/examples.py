@@ -39,7 +39,7 @@ def result(name: str) -> dict[str, Any] | None:
     try:
         main = load(name)
         start = time.process_time()
-        found = main()
+        numbers = main()
     except ModuleNotFoundError as error:
         if error.name != NEEDS.get(name):
             raise
@@ -48,14 +48,14 @@ def result(name: str) -> dict[str, Any] | None:
         "example": name,
         "steps": signature(main).parameters["steps"].default,
         "cpu_seconds": round(time.process_time() - start, 1),
-        "found": found,
+        "found": numbers,
     }
 
 
 def main(out: Annotated[Path, typer.Option(help="Where to write the record.")] = OUT) -> None:
     """Run the examples and record their numbers."""
     torch.set_num_threads(1)
-    results = [found for name in names() if (found := result(name)) is not None]
+    results = [row for name in names() if (row := result(name)) is not None]
     record.write(out, {"threads": 1}, seed=SEED, results=results)
     print(f"wrote {out}", file=sys.stderr)
 

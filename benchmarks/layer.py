@@ -138,7 +138,7 @@ def _router(tokens: int, features: int, experts: int, k: int, device: torch.devi
         is_in = noisy > inside
         normal = torch.distributions.Normal(0.0, 1.0, validate_args=False)
         load = torch.where(is_in, normal.cdf((clean - inside) / spread), normal.cdf((clean - out) / spread)).sum(0)
-        loss = sum(each.var() / (each.mean().square() + 1e-10) for each in (gates.sum(0), load))
+        loss = sum(share.var() / (share.mean().square() + 1e-10) for share in (gates.sum(0), load))
         return weights, 1e-2 * loss
 
     def theirs() -> Any:

@@ -63,7 +63,7 @@ def main() -> None:
     seeds = range(given.seeds)
     with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
         runs = {name: [pool.submit(run, name, seed) for seed in seeds] for name in names}
-        results = [row(name, [each.result() for each in runs[name]]) for name in names]
+        results = [row(name, [future.result() for future in runs[name]]) for name in names]
     recipe = {"benchmark": "layer_tasks", "seeds": given.seeds, "threads": 1}
     record.write(given.out, recipe, seed=0, results=results)
 
@@ -80,11 +80,11 @@ def run(name: str, seed: int) -> tuple[Found, float]:
 
 def row(name: str, runs: list[tuple[Found, float]]) -> dict[str, Any]:
     """Return the row of a task in the record: the median of each number over seeds, and all of them."""
-    found, seconds = zip(*runs, strict=True)
-    middle = {key: median(each[key] for each in found) for key in found[0]}
+    scores, seconds = zip(*runs, strict=True)
+    middle = {key: median(score[key] for score in scores) for key in scores[0]}
     print(f"{name}: median {middle}, {median(seconds):.1f} s; goal: {TASKS[name].goal}", flush=True)
     settings = {"task": name, "goal": TASKS[name].goal, "steps": TASKS[name].steps}
-    return {**settings, "median": middle, "seeds": list(found), "seconds": [round(each, 1) for each in seconds]}
+    return {**settings, "median": middle, "seeds": list(scores), "seconds": [round(spent, 1) for spent in seconds]}
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -153,7 +153,7 @@ def select(steps: int) -> Found:
 
     descend(model, {5e-2: [selector], 1e-2: [decoder]}, loss, steps=steps)
     index = selector.decide()
-    one, two = (torch.cat([each[:, index], torch.ones(len(each), 1)], 1).double() for each in (x, test))
+    one, two = (torch.cat([points[:, index], torch.ones(len(points), 1)], 1).double() for points in (x, test))
     solved = torch.linalg.lstsq(one, x.double()).solution
     return {"mse": (two @ solved - test).square().mean().item(), "distinct": float(len(set(index)))}
 
@@ -316,8 +316,8 @@ def fit_line(points: int, steps: int) -> Found:
     descend(model, {3e-3: [model]}, loss, steps=steps)
     model.eval()
     noise = (model(torch.randn(1000, 1))[:, 1] / 2).exp().mean().item()
-    found = [each.probability.item() for each in report(model).values()]
-    return {"noise": noise, "probability": sum(found) / len(found)}
+    probabilities = [dropout.probability.item() for dropout in report(model).values()]
+    return {"noise": noise, "probability": sum(probabilities) / len(probabilities)}
 
 
 TASKS = {

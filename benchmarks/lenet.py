@@ -100,8 +100,8 @@ def main(
         for seed in range(first, first + (seeds if only in ("", name) else 0)):
             torch.manual_seed(seed)
             start = time.perf_counter()
-            found = task(train, parts, epochs=epochs)
-            results.append({"task": name, "seed": seed, **found, "seconds": round(time.perf_counter() - start, 1)})
+            numbers = task(train, parts, epochs=epochs)
+            results.append({"task": name, "seed": seed, **numbers, "seconds": round(time.perf_counter() - start, 1)})
             print(results[-1], flush=True)
             if test:
                 recipe = {"benchmark": "lenet", "epochs": epochs, "matmul_precision": "high"}
@@ -113,8 +113,8 @@ def load(path: Path, device: torch.device) -> tuple[Points, Points, Points]:
     with np.load(path) as file:
         order = np.random.RandomState(0).permutation(len(file["train"]))
         arrays = file["train"][order], file["train_labels"][order], file["test"], file["test_labels"]
-    x, labels, test, others = (torch.as_tensor(each, device=device) for each in arrays)
-    images = (each.view(-1, 1, 28, 28).float() / 255 for each in (x[:-VALID], x[-VALID:], test))
+    x, labels, test, others = (torch.as_tensor(array, device=device) for array in arrays)
+    images = (part.view(-1, 1, 28, 28).float() / 255 for part in (x[:-VALID], x[-VALID:], test))
     return tuple(map(Points, images, (labels[:-VALID].long(), labels[-VALID:].long(), others.long())))  # type: ignore[return-value]
 
 
@@ -135,7 +135,7 @@ def prune(
     steps = epochs * len(train.x) // 128
     last = round(steps * tune)
     model = LeNet(units, warm_up=steps * 2 // 5).to(train.x.device)
-    gates = [each for each in model.modules() if isinstance(each, layer.Gate)]
+    gates = [module for module in model.modules() if isinstance(module, layer.Gate)]
     weights = [model.first, model.second, model.hidden, model.last]
 
     def loss() -> Tensor:
@@ -156,7 +156,7 @@ def prune(
     if last:
         descend(model, {5e-4: weights}, loss, steps=last)
     with torch.no_grad():
-        errors = {f"{name}_error": error(model.eval(), each) for name, each in parts.items()}
+        errors = {f"{name}_error": error(model.eval(), part) for name, part in parts.items()}
     return {"steps": steps, "units_before": before, "units": model.units(), **errors}
 
 
@@ -177,14 +177,14 @@ def select(train: Points, parts: dict[str, Points], *, epochs: int) -> dict[str,
     index = selector.decide()
     trees = ExtraTreesClassifier(100, random_state=0, n_jobs=-1)
     trees.fit(pixels[:, index].cpu().numpy(), train.labels.cpu().numpy())
-    found: dict[str, Any] = {"steps": steps, "distinct": len(set(index))}
+    numbers: dict[str, Any] = {"steps": steps, "distinct": len(set(index))}
     for name, points in parts.items():
         x = points.x.flatten(1)
         with torch.no_grad():
-            found[f"{name}_mse"] = (model(x) - x).square().mean().item()
+            numbers[f"{name}_mse"] = (model(x) - x).square().mean().item()
         score = trees.score(x[:, index].cpu().numpy(), points.labels.cpu().numpy())
-        found[f"{name}_accuracy"] = float(score)
-    return found
+        numbers[f"{name}_accuracy"] = float(score)
+    return numbers
 
 
 def descend(model: nn.Module, groups: dict[float, list[Any]], loss: Callable[[], Tensor], *, steps: int) -> None:
@@ -192,7 +192,7 @@ def descend(model: nn.Module, groups: dict[float, list[Any]], loss: Callable[[],
     device = next(model.parameters()).device
     rates = {rate: torch.tensor(rate, device=device) for rate in groups}
     parameters = [
-        {"params": [each for part in parts for each in part.parameters()], "lr": rates[rate]}
+        {"params": [parameter for part in parts for parameter in part.parameters()], "lr": rates[rate]}
         for rate, parts in groups.items()
     ]
     optimizer = torch.optim.Adam(parameters, capturable=device.type == "cuda")

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from concretely.cli.terminal import training_progress
+from concretely.experiment.record import format_value
+from concretely.experiment.scoring import independent_pixels, likelihood_metric, score_split
 from concretely.training.folder import data_of, restored
 from concretely.training.loop import train
 from concretely.training.recipe import Recipe, resolve
@@ -50,11 +52,11 @@ def _result(recipe: Recipe, samples: int, folder: Path, console: Console) -> dic
     with training_progress(recipe, Console(stderr=True), None) as watch:
         train(recipe, folder, data=data, callbacks=watch)
     run, model, _ = restored(folder)
-    found = score_split(recipe, model, data, split="test", samples=samples, progress=True)
+    likelihood = score_split(recipe, model, data, split="test", samples=samples, progress=True)
     return {
         "recipe": recipe.settings,
         "seconds": round(run.seconds, 1),
-        "test_nll": likelihood_metric(found),
+        "test_nll": likelihood_metric(likelihood),
         "test_factorised_nll": independent_pixels(recipe, data, split="test"),
         "target": TARGET if recipe.architecture.context is None else None,
     }

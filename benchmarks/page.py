@@ -55,12 +55,12 @@ def main() -> None:
 def read(folder: Path) -> list[dict[str, Any]]:
     """Return the records of `benchmarks.chip` in a folder."""
     paths = [path for part in PARTS for path in sorted(folder.glob(f"chip-{part}*.json"))]
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    if not found:
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    if not records:
         raise SystemExit(
             f"records must be files chip-*.json, got none in {folder}: run python -m benchmarks.chip first"
         )
-    return found
+    return records
 
 
 def page(records: Sequence[Mapping[str, Any]]) -> str:
@@ -165,7 +165,7 @@ def _recipes(results: Sequence[Mapping[str, Any]]) -> list[Picture]:
     if not known:
         return []
     settings, valid, test = known[0]["settings"], known[0]["valid"], known[0]["test"]
-    validation, end = (f"{each['samples']:,} samples of {each['points']:,} points" for each in (valid, test))
+    validation, end = (f"{scored['samples']:,} samples of {scored['points']:,} points" for scored in (valid, test))
     caption = f"{settings['notation']}, validation by {validation}, test by {end}"
     rows = [
         (
@@ -191,11 +191,11 @@ def _length(result: Mapping[str, Any]) -> str:
 
 def _laws(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
     """Return the laws that held before anything was timed, each with the largest number found."""
-    found: dict[tuple[str, float], float] = {}
+    largest: dict[tuple[str, float], float] = {}
     for law in (law for record in records for law in record["recipe"]["laws"]):
         key = law["name"], law["limit"]
-        found[key] = max(found.get(key, 0.0), law["found"])
-    for (name, limit), number in found.items():
+        largest[key] = max(largest.get(key, 0.0), law["found"])
+    for (name, limit), number in largest.items():
         yield name, f"{number:.2g}", f"{limit:g}"
 
 
@@ -238,7 +238,7 @@ def _spread(spread: Mapping[str, Any]) -> str:
 
 
 def _scaled(spread: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    return {"median": spread["median"] * factor, "quartiles": [each * factor for each in spread["quartiles"]]}
+    return {"median": spread["median"] * factor, "quartiles": [quartile * factor for quartile in spread["quartiles"]]}
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def race_pairs(
     path = out or FOLDER / f"{name}{'' if where.type == 'cpu' else '-cuda'}.json"
     threads = race.THREADS if where.type == "cpu" else None
     recipe = {**recipe, "dtype": "float32", "rounds": rounds, "threads": threads, "load_before": load}
-    for pair in (each for each in pairs(where, quick=quick) if only in each.title):
+    for pair in (own for own in pairs(where, quick=quick) if only in own.title):
         timings = turn.timed(turn.made(entrants(pair, where), console.print), rounds=rounds, seed=SEED)
         if len(timings) == 2:
             results.append({**result(pair, timings), **peaks(pair, where)})
@@ -99,12 +99,12 @@ def peaks(pair: Pair, device: torch.device) -> dict[str, Any]:
     """The memory that both sides allocate at once on a GPU, in MiB, beside what they keep."""
     if device.type == "cpu":
         return {}
-    found = {}
+    memory = {}
     for name, work in (("peak_mib", pair.ours), ("peer_peak_mib", pair.peer)):
         torch.cuda.synchronize(device)
         kept = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         work()
         torch.cuda.synchronize(device)
-        found[name] = round((torch.cuda.max_memory_allocated(device) - kept) / 2**20, 2)
-    return found
+        memory[name] = round((torch.cuda.max_memory_allocated(device) - kept) / 2**20, 2)
+    return memory

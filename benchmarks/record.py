@@ -25,8 +25,8 @@ PACKAGES = (
 
 def write(path: Path, recipe: Mapping[str, Any], *, seed: int, results: Any, on: str = "cpu") -> None:
     """Write the record of a benchmark on a device, with its environment."""
-    found = environment.describe_environment(on, packages=PACKAGES)
-    record.write_record(path, {"recipe": recipe, **found, "seed": seed, "results": results})
+    described = environment.describe_environment(on, packages=PACKAGES)
+    record.write_record(path, {"recipe": recipe, **described, "seed": seed, "results": results})
 
 
 def described(task: Any, timings: Sequence[Timing[Any]]) -> dict[str, Any]:

@@ -83,11 +83,11 @@ def overhead(rounds: int, steps: int, device: str = "cpu") -> list[float]:
     engines = [Engine([state(world, batch=BATCH, samples=1)]) for world in worlds]
     for engine in engines:
         timed(engine, max(steps, WARM_UP))
-    found = []
+    ratios = []
     for turn in range(rounds):
         times = {place: timed(engines[place], steps, cpu=device == "cpu") for place in ((0, 1) if turn % 2 else (1, 0))}
-        found.append(times[1] / times[0])
-    return found
+        ratios.append(times[1] / times[0])
+    return ratios
 
 
 def ranked(rank: int, ranks: int, port: int, folder: str, rounds: int, steps: int) -> None:
@@ -103,19 +103,19 @@ def ranked(rank: int, ranks: int, port: int, folder: str, rounds: int, steps: in
         for samples, batch in cases:  # in turns, so that all have the same share of what else the machine does
             seconds = timed(engine := engines[samples, batch], max(1, steps // samples))
             times.setdefault((samples, batch), []).extend([seconds] if turn else [])
-    found = [
+    results = [
         {"samples": samples, "scaling": scaling, "ranks": ranks, "batch": batch, "times": times[samples, batch]}
         for samples in SAMPLES
         for scaling, batch in (("weak", BATCH * ranks), ("strong", BATCH))
     ]
-    gradient = torch.zeros(sum(each.numel() for each in engine.runs[0].loss.parameters()))
+    gradient = torch.zeros(sum(parameter.numel() for parameter in engine.runs[0].loss.parameters()))
     reduced = []
     for _ in range(5 * rounds if ranks > 1 else 0):
         start = time.perf_counter()
         dist.all_reduce(gradient)
         reduced.append(time.perf_counter() - start)
     if rank == 0:
-        content = {"results": found, "all_reduce": reduced, "bytes": gradient.nbytes}
+        content = {"results": results, "all_reduce": reduced, "bytes": gradient.nbytes}
         Path(folder, f"{ranks}.json").write_text(json.dumps(content))
     leave()
 
@@ -130,15 +130,15 @@ def free_port() -> int:
 
 def measured(rounds: int, steps: int) -> list[dict[str, Any]]:
     """Return what the ranks of every number of ranks found, each in two turns."""
-    found = dict[int, dict[str, Any]]()
+    by_ranks = dict[int, dict[str, Any]]()
     with TemporaryDirectory() as folder:
         for ranks in (*RANKS, *reversed(RANKS)):
             mp.spawn(ranked, (ranks, free_port(), folder, -(-rounds // 2), steps), nprocs=ranks)
             again = json.loads(Path(folder, f"{ranks}.json").read_text())
-            for case, other in zip(found.setdefault(ranks, again)["results"], again["results"], strict=True):
+            for case, other in zip(by_ranks.setdefault(ranks, again)["results"], again["results"], strict=True):
                 case["times"] += other["times"] if case is not other else []
-            found[ranks]["all_reduce"] += again["all_reduce"] if found[ranks] is not again else []
-    return [found[ranks] for ranks in RANKS]
+            by_ranks[ranks]["all_reduce"] += again["all_reduce"] if by_ranks[ranks] is not again else []
+    return [by_ranks[ranks] for ranks in RANKS]
 
 
 def shared(data: str, members: int, steps: int, processes: int) -> dict[str, Any]:
@@ -158,10 +158,10 @@ def shared(data: str, members: int, steps: int, processes: int) -> dict[str, Any
             raise RuntimeError("the list could not be trained")
         seconds = time.perf_counter() - start
         # the steps of a program count for all its members in equal parts
-        each = [json.loads(path.read_text())["seconds"] for path in Path(folder, "list").glob("*/record.json")]
-    training = sum(each) / processes
-    found = {"seconds": seconds, "training": training, "steps_per_second": members * steps / training}
-    return {"processes": processes, **{name: _rounded(value) for name, value in found.items()}}
+        spent = [json.loads(path.read_text())["seconds"] for path in Path(folder, "list").glob("*/record.json")]
+    training = sum(spent) / processes
+    times = {"seconds": seconds, "training": training, "steps_per_second": members * steps / training}
+    return {"processes": processes, **{name: _rounded(value) for name, value in times.items()}}
 
 
 def made_up(folder: str) -> str:
@@ -180,22 +180,22 @@ def on_gpu(rounds: int, steps: int, data: str | None, members: int, list_steps: 
         del os.environ[name]
     with TemporaryDirectory() as folder:
         data = made_up(folder) if data is None else data
-        found = [shared(data, members, list_steps, number) for number in PROCESSES]
-    return {"overhead_of_one_rank": spread(ratios), "list": found}
+        rows = [shared(data, members, list_steps, number) for number in PROCESSES]
+    return {"overhead_of_one_rank": spread(ratios), "list": rows}
 
 
 def spread(ratios: Sequence[float]) -> dict[str, Any]:
     """Return the median and the quartiles of ratios."""
-    found = sorted(ratios)
+    ordered = sorted(ratios)
     return {
-        "median": _rounded(median(found)),
-        "quartiles": _rounded([found[len(found) // 4], found[-1 - len(found) // 4]]),
+        "median": _rounded(median(ordered)),
+        "quartiles": _rounded([ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]]),
     }
 
 
-def described(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def described(contents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the results with the throughput and its ratio to one rank."""
-    results = [case for each in found for case in each["results"]]
+    results = [case for content in contents for case in content["results"]]
     alone = {(case["samples"], case["scaling"]): case for case in results if case["ranks"] == 1}
     described = []
     for case in results:
@@ -251,11 +251,11 @@ def main(
         return
     out, ratios = OUT if out is None else out, overhead(2 * rounds, steps)
     leave()
-    found = measured(rounds, steps)
+    contents = measured(rounds, steps)
     results = {
         "overhead_of_one_rank": spread(ratios),
-        "steps": described(found),
-        "all_reduce": {"bytes": found[-1]["bytes"], "ms": _rounded(1e3 * median(found[-1]["all_reduce"]))},
+        "steps": described(contents),
+        "all_reduce": {"bytes": contents[-1]["bytes"], "ms": _rounded(1e3 * median(contents[-1]["all_reduce"]))},
     }
     record.write(out, settings, seed=SEED, results=results)
     if out == OUT:
@@ -267,7 +267,7 @@ def main(
 
 
 def _rounded(value: Any) -> Any:
-    return [_rounded(each) for each in value] if isinstance(value, list) else float(f"{value:.4g}")
+    return [_rounded(number) for number in value] if isinstance(value, list) else float(f"{value:.4g}")
 
 
 if __name__ == "__main__":

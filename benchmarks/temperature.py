@@ -77,7 +77,7 @@ def train(data: Dataset, states: int, kl: str, pairs: Sequence[tuple[float, floa
     x, valid = data.train[:].float(), data.valid[:].float()
     model = build(members, states, x.shape[1])
     temperature, prior = (
-        torch.tensor(each).repeat_interleave(SEEDS).view(-1, 1, 1) for each in zip(*pairs, strict=True)
+        torch.tensor(pair).repeat_interleave(SEEDS).view(-1, 1, 1) for pair in zip(*pairs, strict=True)
     )
     estimator = c.Pathwise(temperature, prior, kl="density" if kl == "warm-up" else kl)  # type: ignore[arg-type]
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
@@ -100,7 +100,7 @@ def train(data: Dataset, states: int, kl: str, pairs: Sequence[tuple[float, floa
         {
             "temperature": pair[0],
             "prior_temperature": None if kl == "analytic" else pair[1],
-            **{name: [each[name][i * SEEDS : (i + 1) * SEEDS] for each in scores] for name in ("nll", "discrete_kl")},
+            **{name: [score[name][i * SEEDS : (i + 1) * SEEDS] for score in scores] for name in ("nll", "discrete_kl")},
         }
         for i, pair in enumerate(pairs)
     ]
@@ -126,13 +126,13 @@ def measure(states: int, *, steps: int = STEPS) -> dict[str, Any]:
         "density": [(PAPER(states), PAPER_PRIOR(states))],
         "warm-up": [(PAPER(states), PAPER_PRIOR(states))],
     }
-    found = [
+    rows = [
         {"kl": kl, **row} for kl, pairs in treatments.items() for row in train(data, states, kl, pairs, steps=steps)
     ]
-    for row in found:
+    for row in rows:
         print(states, row, flush=True)
     seconds = round(time.perf_counter() - started)
-    return {"states": states, "units": UNITS[states], "rows": found, "seconds": seconds}
+    return {"states": states, "units": UNITS[states], "rows": rows, "seconds": seconds}
 
 
 def main() -> None:
@@ -147,8 +147,8 @@ def main() -> None:
     recipe |= {"hidden": HIDDEN, "score_samples": SCORED, "seeds": SEEDS}
     for states in wished.states:
         old = json.loads(wished.record.read_text(encoding="utf-8")) if wished.record.exists() else {}
-        kept = [each for each in old.get("results", []) if each["states"] != states and old["recipe"] == recipe]
-        results = sorted([*kept, measure(states, steps=wished.steps)], key=lambda each: each["states"])
+        kept = [row for row in old.get("results", []) if row["states"] != states and old["recipe"] == recipe]
+        results = sorted([*kept, measure(states, steps=wished.steps)], key=lambda row: row["states"])
         record.write(wished.record, recipe, seed=0, results=results)
 
 

@@ -48,7 +48,7 @@ def _written(part: str, wished: argparse.Namespace, laws: list[Law], device: tor
         "dtype": "float32",
         "rounds": {"likelihood": wished.likelihood_rounds, "recipes": 1, "ablation": ablation.ROUNDS}.get(part, rounds),
         "quick": wished.quick,
-        "laws": [{**each._asdict(), "holds": each.holds} for each in laws],
+        "laws": [{**law._asdict(), "holds": law.holds} for law in laws],
     }
     # nodes multiply nothing
     path = wished.out / (f"chip-{part}.json" if part == "nodes" else f"chip-{part}-{wished.precision}.json")
@@ -64,10 +64,10 @@ def _written(part: str, wished: argparse.Namespace, laws: list[Law], device: tor
         "recipes": lambda: recipe.results(**once, seconds=wished.recipe_seconds, points=wished.points),
         "ablation": lambda: ablation.results(**once, seconds=wished.ablation_seconds),
     }
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for result in parts[part]():
-        found.append(result)
-        record.write(path, settings, seed=SEED, results=found, on=str(device))
+        results.append(result)
+        record.write(path, settings, seed=SEED, results=results, on=str(device))
 
 
 def _flags() -> argparse.Namespace:

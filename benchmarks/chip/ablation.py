@@ -94,7 +94,7 @@ class Step:
 
         bound = sum(run.bound() for run in engine.runs) / self.members
         times = 2 if quick else PLAIN if captured is False else LINES
-        warned = tuple(dict.fromkeys((str(each.message).splitlines() or [""])[0] for each in caught))
+        warned = tuple(dict.fromkeys((str(warning.message).splitlines() or [""])[0] for warning in caught))
         return Run(turn, times, calls, bound, captured, warned)
 
 

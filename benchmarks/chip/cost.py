@@ -82,12 +82,12 @@ def _points(
 
     for timing in turn.timed(turn.made({f"{name} {sizes[name]}": make}, say), rounds=rounds, seed=work.SEED):
         spread = Spread.of(timing.rounds * 1e6)
-        each = Spread.of(timing.rounds * 1e6 / (sizes["members"] * sizes["programs"]))
-        say(f"  {timing.contender.name:<12} {spread.median:10.4g} µs per step, {each.median:10.4g} per model")
+        per_model = Spread.of(timing.rounds * 1e6 / (sizes["members"] * sizes["programs"]))
+        say(f"  {timing.contender.name:<12} {spread.median:10.4g} µs per step, {per_model.median:10.4g} per model")
         yield {
             "value": sizes[name],
             "us": record.described_spread(spread),
-            "us_per_model": record.described_spread(each),
+            "us_per_model": record.described_spread(per_model),
         }
 
 

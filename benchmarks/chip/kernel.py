@@ -77,16 +77,16 @@ def _nodes(device: torch.device) -> Iterator[tuple[str, float, float]]:
         yield f"{name} score", _apart(law.score, value, logits, "corner", 1), LIMIT
 
 
-def distance(found: Tensor, defined: Tensor, *, relative_to: float = 1.0) -> float:
+def distance(computed: Tensor, defined: Tensor, *, relative_to: float = 1.0) -> float:
     """Return the largest difference, relative to a size or to larger numbers; infinity if it is not a number.
 
     >>> distance(torch.tensor([1.0, 11.0]), torch.tensor([0.5, 10.0]))
     0.5
     """
-    if found.shape != defined.shape:
+    if computed.shape != defined.shape:
         return float("inf")
-    found, defined = found.detach().double(), defined.detach().double()
-    apart = (found - defined).abs() / defined.abs().clamp(min=relative_to)
+    computed, defined = computed.detach().double(), defined.detach().double()
+    apart = (computed - defined).abs() / defined.abs().clamp(min=relative_to)
     return float(apart.nan_to_num(nan=float("inf")).max()) if apart.numel() else 0.0
 
 
@@ -102,26 +102,26 @@ def _outcome(call: Any, arguments: Sequence[Any]) -> list[Tensor]:
 
     def leaf(argument: Any) -> Any:
         if isinstance(argument, list):
-            return [leaf(each) for each in argument]
+            return [leaf(entry) for entry in argument]
         if not isinstance(argument, Tensor) or argument.dtype != torch.float32:
             return argument
         leaves.append(argument.detach().clone().requires_grad_())
         return leaves[-1]
 
-    found = call(*map(leaf, arguments))
-    outputs = [found] if isinstance(found, Tensor) else list(found)
+    results = call(*map(leaf, arguments))
+    outputs = [results] if isinstance(results, Tensor) else list(results)
     generator = torch.Generator(outputs[0].device).manual_seed(0)
-    by = [torch.randn(each.shape, device=each.device, generator=generator) for each in outputs]
+    by = [torch.randn(output.shape, device=output.device, generator=generator) for output in outputs]
     pairs = [pair for pair in zip(outputs, by, strict=True) if pair[0].requires_grad and pair[0].numel()]
     heads, slopes = zip(*pairs, strict=True) if pairs else ((), ())
     gradients = torch.autograd.grad(heads, leaves, slopes, allow_unused=True) if pairs else ()
-    return [*outputs, *(each for each in gradients if each is not None)]
+    return [*outputs, *(gradient for gradient in gradients if gradient is not None)]
 
 
 def _states(law: ModuleType, logits: Tensor, key: Tensor) -> float:
     """Return the share of states that differ from those of the definition."""
-    found, expected = (call(logits, key, SAMPLES, "corner", 1)[0] for call in (law.draw, law.draw.definition))
-    return float((found != expected).double().mean())
+    drawn, expected = (call(logits, key, SAMPLES, "corner", 1)[0] for call in (law.draw, law.draw.definition))
+    return float((drawn != expected).double().mean())
 
 
 def _log_likelihood(device: torch.device) -> float:
@@ -144,9 +144,9 @@ def _loss_apart(call: Any, log_p: list[Tensor], log_q: list[Tensor], *options: A
     outcomes = []
     for way in (call, call.definition):
         leaves = [term.clone().requires_grad_() for term in (*log_p, *log_q)]
-        found, *rest = way(leaves[: len(log_p)], leaves[len(log_p) :], *options, 1)
-        by = torch.linspace(0.5, 2.0, len(found), device=found.device)
-        outcomes.append([found, *rest, *torch.autograd.grad(found, leaves, by)])
+        loss, *rest = way(leaves[: len(log_p)], leaves[len(log_p) :], *options, 1)
+        by = torch.linspace(0.5, 2.0, len(loss), device=loss.device)
+        outcomes.append([loss, *rest, *torch.autograd.grad(loss, leaves, by)])
     return max(distance(*pair) for pair in zip(*outcomes, strict=True))
 
 
@@ -186,10 +186,10 @@ def _against_double(call: Any, given: Sequence[Tensor]) -> float:
     """Return the distance of a float32 call from a float64 call, which runs the definition, in value and gradient."""
     outcomes = []
     for dtype in (torch.float32, torch.float64):
-        leaves = [each.detach().to(dtype).requires_grad_() for each in given]
-        found = call(*leaves)
-        generator = torch.Generator(found.device).manual_seed(0)
-        by = torch.randn(found.shape, device=found.device, generator=generator).to(found.dtype)
-        outcomes.append([found, *torch.autograd.grad(found, leaves, by)])
+        leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in given]
+        value = call(*leaves)
+        generator = torch.Generator(value.device).manual_seed(0)
+        by = torch.randn(value.shape, device=value.device, generator=generator).to(value.dtype)
+        outcomes.append([value, *torch.autograd.grad(value, leaves, by)])
     pairs = zip(*outcomes, strict=True)
     return max(distance(own, truth, relative_to=truth.abs().max().item()) for own, truth in pairs)

@@ -46,14 +46,14 @@ class Law(NamedTuple):
 
 def kept(*, device: torch.device, precision: str, quick: bool, say: Say) -> list[Law] | None:
     """Return all laws; print the first that is broken and return None."""
-    found = []
+    checked = []
     for law in laws(device=device, precision=precision, quick=quick):
         say(f"{'holds' if law.holds else 'BROKEN'}  {law.sentence}")
         if not law.holds:
             say(f"nothing is timed, as a law is broken: {law.sentence}")
             return None
-        found.append(law)
-    return found
+        checked.append(law)
+    return checked
 
 
 def laws(*, device: torch.device, precision: str, quick: bool) -> Iterator[Law]:
@@ -75,7 +75,7 @@ def laws(*, device: torch.device, precision: str, quick: bool) -> Iterator[Law]:
 
 def _apart(recipes: list[Recipe], data: Dataset, device: torch.device) -> float:
     """Return the largest distance of members from the same runs alone, in parameters and moments scaled to size one."""
-    alone, together = ([TrainState.of(each, data, device=device) for each in recipes] for _ in range(2))
+    alone, together = ([TrainState.of(recipe, data, device=device) for recipe in recipes] for _ in range(2))
     for state in alone:
         Engine([state], stacked=False).advance(STEPS)
     Engine(together).advance(STEPS)
@@ -103,9 +103,9 @@ def _against_enumeration(device: torch.device) -> float:
     """Return the distance of an estimated log-likelihood from the exact one, in standard errors over points."""
     samples = 10_000
     model, bits = likelihood.model_and_bits("4H~12V", points=64, device=device)
-    found = evaluate(model, bits, samples=samples)
-    variance = (1 / found.effective_sample_size.cpu() - 1 / samples).clamp(min=1e-12)
-    wrong = (found.log_likelihood.cpu() - exact_log_likelihood(model, bits).cpu()).sum().abs()
+    estimated = evaluate(model, bits, samples=samples)
+    variance = (1 / estimated.effective_sample_size.cpu() - 1 / samples).clamp(min=1e-12)
+    wrong = (estimated.log_likelihood.cpu() - exact_log_likelihood(model, bits).cpu()).sum().abs()
     return float(wrong / variance.sum().sqrt())
 
 

@@ -88,8 +88,8 @@ def entrants(task: Task, device: torch.device) -> Entrants:
 
 def family(families: tuple[Family, ...], task: Task) -> Family:
     """Return the class of a library for the node of a task, before squashing."""
-    (found,) = (each for each in families if (each.kind, each.space) == (task.kind, "node"))
-    return found
+    (own,) = (entry for entry in families if (entry.kind, entry.space) == (task.kind, "node"))
+    return own
 
 
 def result(task: Task, timings: list[Timing[Contender]], say: Say) -> dict[str, Any]:
@@ -143,9 +143,9 @@ def _jax(task: Task, logits: Any, cotangents: Any) -> Contender:
     )
 
     def step(seed: int) -> None:
-        found: Any = None
+        outcome: Any = None
         for number in range(TIMES):
-            found = run(seed * TIMES + number)
-        jax.block_until_ready(found)
+            outcome = run(seed * TIMES + number)
+        jax.block_until_ready(outcome)
 
     return Contender("jax by hand, jit", step, times=TIMES)

@@ -214,18 +214,18 @@ def _results(case: Case, size: Size, data: Dataset, say: Say) -> Iterator[dict[s
         run.advance(size.validations)
         place = {"step": run.engine.step, "seconds": _rounded(run.seconds)}
         for name, model in run.models.items():
-            found = _scored(recipe, model, valid, size.valid_samples, Purpose.VALIDATION)
-            curves[name].append({**place, "nll": found.nll})
+            likelihood = _scored(recipe, model, valid, size.valid_samples, Purpose.VALIDATION)
+            curves[name].append({**place, "nll": likelihood.nll})
     fault = run.state.first_nonfinite()
     if fault is not None:
         say(f"  the gradient of step {fault[0] + 1:,} is not finite, first in layer {fault[1]}: it ends there")
     number = min(size.test_points or len(data.test), len(data.test))
     test = data.test[chosen(number, len(data.test)).to(data.test.packed.device)]
     for name, model in run.models.items():
-        found = _scored(recipe, model, test, size.test_samples, Purpose.EVALUATION)
-        say(f"  {name:<36} step {run.engine.step:,}, {run.seconds:.4g} s: {found}")
+        likelihood = _scored(recipe, model, test, size.test_samples, Purpose.EVALUATION)
+        say(f"  {name:<36} step {run.engine.step:,}, {run.seconds:.4g} s: {likelihood}")
         whole = size.notation == WHOLE.notation and number == len(data.test)
-        beside = [_asked(found)] if name == "fast" and whole else []
+        beside = [_asked(likelihood)] if name == "fast" and whole else []
         for row in beside:
             say(asked.line(row))
         yield {
@@ -238,7 +238,7 @@ def _results(case: Case, size: Size, data: Dataset, say: Say) -> Iterator[dict[s
             "seconds": _rounded(run.seconds),
             "fault": None if fault is None else {"step": fault[0], "layer": fault[1]},
             "valid": {"points": len(valid), "samples": size.valid_samples, "curve": curves[name]},
-            "test": _described(found),
+            "test": _described(likelihood),
             "asked": beside,
         }
 
@@ -248,20 +248,23 @@ def _scored(recipe: Recipe, model: Model, bits: Tensor, samples: int, purpose: P
     return evaluate(model, bits, samples=samples, generator=generator_of(recipe.seed, purpose, device=bits.device))
 
 
-def _described(found: Likelihood) -> dict[str, Any]:
+def _described(likelihood: Likelihood) -> dict[str, Any]:
     return {
-        "points": len(found.log_likelihood),
-        "samples": found.samples,
-        "nll": found.nll,
-        "standard_error": found.standard_error,
-        "effective_sample_size": found.effective_sample_size.mean().item(),
+        "points": len(likelihood.log_likelihood),
+        "samples": likelihood.samples,
+        "nll": likelihood.nll,
+        "standard_error": likelihood.standard_error,
+        "effective_sample_size": likelihood.effective_sample_size.mean().item(),
     }
 
 
-def _asked(found: Likelihood) -> dict[str, Any]:
+def _asked(likelihood: Likelihood) -> dict[str, Any]:
     """Return a limit and the result of one run, with a standard error instead of quartiles."""
     limit = Asked(f"test NLL of {WHOLE.notation}, fast recipe", "at most", LIMIT, "nats")
-    return {**limit.beside(Spread(found.nll, found.nll, found.nll)), "standard_error": found.standard_error}
+    return {
+        **limit.beside(Spread(likelihood.nll, likelihood.nll, likelihood.nll)),
+        "standard_error": likelihood.standard_error,
+    }
 
 
 def _rounded(seconds: float) -> float:

@@ -71,13 +71,13 @@ def same_bound() -> Callable[[Contender], None]:
 
     def refuse(contender: Contender) -> None:
         assert contender.bound is not None
-        found = contender.bound()
-        name, expected = met[0] if met else (contender.name, found)
+        own = contender.bound()
+        name, expected = met[0] if met else (contender.name, own)
         met.append((name, expected))
-        if not abs(found - expected) <= SAME * abs(expected):
+        if not abs(own - expected) <= SAME * abs(expected):
             raise ValueError(
                 f"the bound of its first steps must be within {SAME:.0%} of {expected:.4g}, which that of {name} is, "
-                f"got {found:.4g}"
+                f"got {own:.4g}"
             )
 
     return refuse

@@ -59,7 +59,7 @@ def made(
     entrants: Entrants, say: Say, *, suits: Callable[[Contender], None] = lambda contender: None
 ) -> list[Timing[Contender]]:
     """Return the contenders whose first call succeeds, with its seconds; print a line about each of the others."""
-    found = []
+    timings = []
     for name, make in entrants.items():
         try:
             contender = make()
@@ -68,8 +68,8 @@ def made(
         except Exception as reason:  # whatever is wrong with one, the others are timed
             say(f"{name} is left out, as it fails: {type(reason).__name__}: {(str(reason).splitlines() or [''])[0]}")
         else:
-            found.append(Timing(contender, first, np.empty(0)))
-    return found
+            timings.append(Timing(contender, first, np.empty(0)))
+    return timings
 
 
 def timed(ready: Sequence[Timing[Contender]], *, rounds: int, seed: int) -> list[Timing[Contender]]:

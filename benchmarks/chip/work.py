@@ -54,7 +54,7 @@ def states(first: Recipe, data: Dataset, *, members: int, device: torch.device) 
     seeds = range(SEED, SEED + members)
     recipes = [resolve(**{**first.settings, "seed": seed}) for seed in seeds]
     data = data.to(device)
-    return [TrainState.of(each, data, device=device) for each in recipes]
+    return [TrainState.of(recipe, data, device=device) for recipe in recipes]
 
 
 def taken(engine: Engine, steps: int) -> None:
@@ -85,5 +85,5 @@ def _affines(states: Sequence[dict[str, Tensor]], module: str, places: Sequence[
 
 
 def _stacked(states: Sequence[dict[str, Tensor]], name: str) -> NDArray[np.float32]:
-    found: NDArray[np.float32] = torch.stack([state[name] for state in states]).cpu().numpy()
-    return found
+    stacked: NDArray[np.float32] = torch.stack([state[name] for state in states]).cpu().numpy()
+    return stacked

@@ -112,9 +112,9 @@ def contenders(task: Training) -> list[Contender]:
 
     def look(seed: int) -> Probe:
         nonlocal state
-        average, found = probe(state, np.uint32(seed), x)
+        average, numbers = probe(state, np.uint32(seed), x)
         state = state._replace(average=average)
-        return Probe(*map(float, found))
+        return Probe(*map(float, numbers))
 
     return [Contender("jax by hand, jit", step=take, probe=look)]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from concretely.training.parallel import World
+from concretely.training.parallel import World, join
 from concretely.training.source import as_source
 
 from .own import bits
@@ -50,3 +50,21 @@ def test_slices_make_up_the_batches_of_one_process(name: str) -> None:
         for leaf, own in zip(whole, zip(*parts, strict=True), strict=True):
             assert len(own[0]) == BATCH // RANKS
             assert torch.equal(torch.cat(own), leaf)
+
+
+@pytest.mark.parametrize(
+    ("rank", "sentence"),
+    [
+        ("3", r"^RANK must be below WORLD_SIZE, as torchrun sets them, got 3 and 2$"),
+        ("x", r"^RANK must be a whole number, as torchrun sets it, got 'x'$"),
+        ("1", r"^ranks must be started by torchrun, got RANK=1 without a rendezvous: "),
+    ],
+)
+def test_variables_that_torchrun_has_not_set_are_refused(
+    rank: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", rank), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ValueError, match=sentence):
+        join("cpu")

@@ -19,7 +19,7 @@ Weights = dict[str, jax.Array]
 
 def contender(case: OwnCase, network: Network, data: NDArray[np.float32], *, precision: str, times: int) -> Contender:
     """The step of a case, from the weights of a network."""
-    weights = {name: jnp.array(each.detach().cpu().numpy()) for name, each in network.named_parameters()}
+    weights = {name: jnp.array(parameter.detach().cpu().numpy()) for name, parameter in network.named_parameters()}
     first, second = (jax.tree.map(jnp.zeros_like, weights) for _ in range(2))
     points, seen = jax.device_put(data), list[float]()
 
@@ -39,9 +39,9 @@ def contender(case: OwnCase, network: Network, data: NDArray[np.float32], *, pre
     def turn(seed: int) -> None:
         nonlocal state
         with jax.default_matmul_precision(PRECISIONS[precision]):
-            state, found = jax.block_until_ready(stretch(state, points, np.uint32(seed)))
+            state, loss = jax.block_until_ready(stretch(state, points, np.uint32(seed)))
         if not seen:
-            seen.append(-float(found))
+            seen.append(-float(loss))
 
     return Contender("jax by hand, jit, scan", turn, times=times, bound=lambda: seen[0])
 
@@ -95,17 +95,17 @@ AXES = ("NCHW", "OIHW", "NCHW")
 
 def _down(weights: Weights, name: str, x: jax.Array) -> jax.Array:
     """A convolution with stride 2."""
-    found = jax.lax.conv_general_dilated(x, weights[f"{name}.weight"], (2, 2), [(1, 1), (1, 1)], dimension_numbers=AXES)
-    return found + weights[f"{name}.bias"][:, None, None]
+    image = jax.lax.conv_general_dilated(x, weights[f"{name}.weight"], (2, 2), [(1, 1), (1, 1)], dimension_numbers=AXES)
+    return image + weights[f"{name}.bias"][:, None, None]
 
 
 def _up(weights: Weights, name: str, x: jax.Array) -> jax.Array:
     """A transposed convolution with stride 2, as torch has it."""
     kernel = jnp.flip(weights[f"{name}.weight"], (2, 3)).swapaxes(0, 1)
-    found = jax.lax.conv_general_dilated(
+    image = jax.lax.conv_general_dilated(
         x, kernel, (1, 1), [(2, 2), (2, 2)], lhs_dilation=(2, 2), dimension_numbers=AXES
     )
-    return found + weights[f"{name}.bias"][:, None, None]
+    return image + weights[f"{name}.bias"][:, None, None]
 
 
 def _encode(weights: Weights, x: jax.Array, case: OwnCase) -> jax.Array:

@@ -74,8 +74,8 @@ def images(case: OwnCase, points: int, seed: int) -> Tensor:
     """Bits of which about 13 in 100 are set, as flat points or as images."""
     generator = torch.Generator().manual_seed(seed)
     rates = torch.rand(case.side**2, generator=generator) ** 4
-    found = (torch.rand(points, case.side**2, generator=generator) < rates).float()
-    return found if case.kind == "mlp" else found.view(-1, 1, case.side, case.side)
+    bits = (torch.rand(points, case.side**2, generator=generator) < rates).float()
+    return bits if case.kind == "mlp" else bits.view(-1, 1, case.side, case.side)
 
 
 class Generative(nn.Module):

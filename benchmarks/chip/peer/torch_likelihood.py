@@ -22,14 +22,14 @@ def log_likelihood(model: Model, bits: Tensor, *, samples: int) -> Tensor:
     The layers next to the data are the same for all samples, and are run once.
     """
     up, down = _links(model)
-    top, at_once, found = model.p.top.logits.squeeze(-1), min(AT_ONCE, samples), []
+    top, at_once, bounds = model.p.top.logits.squeeze(-1), min(AT_ONCE, samples), []
     for part in bits.float().split(max(1, PAIRS // at_once)):
         logits, total = up[0](2 * part - 1), torch.full((len(part),), -math.inf, dtype=torch.float64).to(bits.device)
         for done in range(0, samples, at_once):
             log_w = _log_weights(logits, part, up[1:], down, top, min(at_once, samples - done))
             total = torch.logaddexp(total, log_w.double().logsumexp(0))
-        found.append(total - math.log(samples))
-    return torch.cat(found)
+        bounds.append(total - math.log(samples))
+    return torch.cat(bounds)
 
 
 def _log_weights(

@@ -71,10 +71,10 @@ def trainer(case: OwnCase, data: Tensor, device: torch.device, *, compiled: bool
     def step() -> Tensor:
         x = data[torch.randint(len(data), (case.batch,), device=device)]
         optimizer.zero_grad(set_to_none=True)
-        found: Tensor = called(network, x, case.samples)
-        found.backward()  # type: ignore[no-untyped-call]
+        loss: Tensor = called(network, x, case.samples)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        return -found.detach()
+        return -loss.detach()
 
     return step
 

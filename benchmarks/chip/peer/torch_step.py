@@ -46,7 +46,7 @@ def eager(case: Case, given: Given) -> Contender:
 def compiled(case: Case, given: Given) -> Contender:
     """Return the whole step compiled, and captured as a CUDA graph."""
     parameters, offset, running = initial(case, given)
-    first, second = ({name: torch.zeros_like(each) for name, each in parameters.items()} for _ in range(2))
+    first, second = ({name: torch.zeros_like(parameter) for name, parameter in parameters.items()} for _ in range(2))
     gradient, total = _gradient(case, given), torch.zeros((), device=given.device)
     count = torch.zeros((), device=given.device)
 

@@ -49,8 +49,8 @@ def log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..."], squash: 
     state = value.detach().to(logits.dtype)
     sign = -state if squash == "corner" else torch.rsub(state, 1, alpha=2)  # 1 - 2 state
     if is_recorded(logits):
-        found: Tensor = plain_apply(_LogMass)(logits, sign)[0]
-        return found
+        log_prob: Tensor = plain_apply(_LogMass)(logits, sign)[0]
+        return log_prob
     return _minus_softplus(logits * sign)
 
 
@@ -76,11 +76,11 @@ class _LogMass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, None]:
         (sign, against), (by_log_mass, by_against) = ctx.saved_tensors, by
-        found = None if by_against is None else by_against * sign
+        gradient = None if by_against is None else by_against * sign
         if by_log_mass is not None:
             slope = torch.sigmoid(against) * by_log_mass * -sign
-            found = slope if found is None else found + slope
-        return None if found is None else found.sum_to_size(ctx.shape), None
+            gradient = slope if gradient is None else gradient + slope
+        return None if gradient is None else gradient.sum_to_size(ctx.shape), None
 
 
 def interpolated_log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

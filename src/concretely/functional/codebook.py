@@ -85,8 +85,8 @@ def look_up(
         value, index = _LOOK_UP_FEW(x, weight, bias, table, temperature, key, counts)
         return Looked(value, index, is_counted=counts is not None)
     records = torch.is_grad_enabled()
-    found = _LOOK_UP(x, weight, bias, table, temperature, key, weight_of, hard, scored, records, window)
-    return Looked(*(found if scored else found[:2]))
+    results = _LOOK_UP(x, weight, bias, table, temperature, key, weight_of, hard, scored, records, window)
+    return Looked(*(results if scored else results[:2]))
 
 
 def definition(

@@ -17,8 +17,8 @@ def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members
     """
     # an exported program must not distinguish one counter from several, nor counts that four divides from others
     exports = torch.compiler.is_exporting()
-    found = torch.cat(four_words(key, torch.arange(-(-count // 4) + exports, device=key.device)), -1)
-    return found[:, torch.arange(count, device=key.device)] if exports else found[:, :count]
+    stream = torch.cat(four_words(key, torch.arange(-(-count // 4) + exports, device=key.device)), -1)
+    return stream[:, torch.arange(count, device=key.device)] if exports else stream[:, :count]
 
 
 def words_at(
@@ -51,7 +51,7 @@ def row_fractions(key: Int64[Tensor, "1 2"], first: int, rows: int, n: int) -> F
     """Return fractions in (0, 1) for rows of n, from a counter on: its four words go to the quarters of a row."""
     quarter = -(-n // 4)
     word = four_words(key, torch.arange(rows * quarter, device=key.device) + first)
-    row = torch.cat([each.reshape(rows, quarter) for each in word], -1)[:, :n]
+    row = torch.cat([part.reshape(rows, quarter) for part in word], -1)[:, :n]
     return _midpoints(row, None, torch.float32, signed=False)
 
 

@@ -98,10 +98,10 @@ def bound_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tens
 @triton.jit
 def _sum_of(terms, strides, member, at, mask):
     """Return the sum of terms."""
-    found = tl.load(terms[0] + member * strides[0] + at, mask=mask, other=0.0)
+    total = tl.load(terms[0] + member * strides[0] + at, mask=mask, other=0.0)
     for t in tl.static_range(1, len(strides)):
-        found += tl.load(terms[t] + member * strides[t] + at, mask=mask, other=0.0)
-    return found
+        total += tl.load(terms[t] + member * strides[t] + at, mask=mask, other=0.0)
+    return total
 
 
 @Launched
@@ -123,17 +123,17 @@ def _loss(
             total += tl.sum(tl.where(mask, entries, 0.0), 0)
         else:
             largest, total = _joined(largest, total, tl.where(mask, entries, float("-inf")))
-    found = total / samples if AVERAGES else _mean(largest, total, samples)
-    tl.store(bounds + member * batch + point, found, mask=point < batch)
-    tl.store(out + member * parts + part, -tl.sum(tl.where(point < batch, found, 0.0), 0) / batch)
+    objective = total / samples if AVERAGES else _mean(largest, total, samples)
+    tl.store(bounds + member * batch + point, objective, mask=point < batch)
+    tl.store(out + member * parts + part, -tl.sum(tl.where(point < batch, objective, 0.0), 0) / batch)
     for start in range(0, samples if SIGNAL != "none" else 0, SAMPLES):
         sample = start + tl.arange(0, SAMPLES)[:, None]
         at, mask = sample * batch + point[None, :], (sample < samples) & (point < batch)[None, :]
         entries = _sum_of(log_p, p_strides, member, at, mask) - _sum_of(log_q, q_strides, member, at, mask)
         if SIGNAL == "leave-one-out":
-            own = (entries - found[None, :]) / (samples - 1)
+            own = (entries - objective[None, :]) / (samples - 1)
         else:
-            own = entries / samples if AVERAGES else tl.broadcast_to(found[None, :], (SAMPLES, POINTS))
+            own = entries / samples if AVERAGES else tl.broadcast_to(objective[None, :], (SAMPLES, POINTS))
         tl.store(signal + at, own, mask=mask)
 
 
@@ -154,8 +154,8 @@ def score_function_loss(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the results of `loss`, and the signal, which follows from the log-weights."""
     if method in ("geometric", "arithmetic"):
-        found = _losses(log_p, log_q, averages, "none", axis)
-        return *found[:3], vimco(found[2], method, axis)
+        results = _losses(log_p, log_q, averages, "none", axis)
+        return *results[:3], vimco(results[2], method, axis)
     return _losses(log_p, log_q, averages, method, axis)
 
 
@@ -198,11 +198,11 @@ def _loss_backward(
     tl.store(added + at, slope, mask=mask)
     for t in tl.static_range(len(strides)):
         if HAS_SIGNAL:
-            found = scale * tl.load(signal[t] + member * strides[t] + place, mask=mask, other=0.0)
-            found = found if AVERAGES else found - slope
+            gradient = scale * tl.load(signal[t] + member * strides[t] + place, mask=mask, other=0.0)
+            gradient = gradient if AVERAGES else gradient - slope
         else:
-            found = -slope
-        tl.store(subtracted[t] + at, found, mask=mask)
+            gradient = -slope
+        tl.store(subtracted[t] + at, gradient, mask=mask)
 
 
 def loss_backward(

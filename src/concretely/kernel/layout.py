@@ -20,10 +20,10 @@ def laid(tensors: Sequence[Tensor], axes: int) -> tuple[tuple[Tensor, ...], tupl
     Their first `axes` axes are members; without any, there is one. Members along one axis may share memory.
     """
     if axes == 1:
-        found = tuple(map(rows, tensors))
-        return found, tuple([each.stride(0) for each in found])
-    found = tuple([each.contiguous() for each in tensors])
-    return found, tuple([math.prod(each.shape[axes:]) for each in found]) if axes else (0,) * len(found)
+        laid_out = tuple(map(rows, tensors))
+        return laid_out, tuple([tensor.stride(0) for tensor in laid_out])
+    laid_out = tuple([tensor.contiguous() for tensor in tensors])
+    return laid_out, tuple([math.prod(tensor.shape[axes:]) for tensor in laid_out]) if axes else (0,) * len(laid_out)
 
 
 def by_sample(shape: Sequence[int], axis: int) -> tuple[int, int, int]:

@@ -29,7 +29,7 @@ def place(batch, ROWS: tl.constexpr):
 
 @Launched
 def _log_likelihood(
-    logits, bits, found, samples, batch, units, logits_stride, bits_stride,
+    logits, bits, out, samples, batch, units, logits_stride, bits_stride,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     member, sample, point = place(batch, ROWS)
@@ -48,7 +48,7 @@ def _log_likelihood(
             total += tl.where(on, tl.where(logit < 0, logit, 0.0), tl.where(logit < 0, 0.0, -logit))
             product += tl.exp(-tl.abs(logit)) * (1 + product)
         total -= log1p(product)
-    tl.store(found + member * samples * batch + row, tl.sum(total, 1, keep_dims=True), mask=sample < samples)
+    tl.store(out + member * samples * batch + row, tl.sum(total, 1, keep_dims=True), mask=sample < samples)
 
 
 def log_likelihood(logits: Tensor, bits: Tensor, axes: int = 1, members: int = 1) -> Tensor:
@@ -56,11 +56,11 @@ def log_likelihood(logits: Tensor, bits: Tensor, axes: int = 1, members: int = 1
     shape, counts = by_bits(logits, bits, axes, members)
     if not logits.numel():
         return torch.zeros(shape, dtype=torch.float32, device=logits.device)
-    found = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    out = torch.empty(shape, dtype=torch.float32, device=logits.device)
     given, strides = laid([logits, _bytes(bits)], members)
     grid, options = _tiling(*counts)
-    _log_likelihood[grid](*given, found, *counts[1:], *strides, **options)
-    return found
+    _log_likelihood[grid](*given, out, *counts[1:], *strides, **options)
+    return out
 
 
 @Launched

@@ -148,9 +148,9 @@ class Operator(Generic[P, R]):
         self._saved, self._takes_any_shape, self._takes_float64 = saved, takes_any_shape, takes_float64
         self._signature = inspect.signature(definition)
         given = self._signature.parameters
-        self._defaults = tuple(each.default for each in given.values())
-        parameters = [library.parameter(name, library.schema_type(each.annotation)) for name, each in given.items()]
-        self._first = next(i for i, each in enumerate(parameters) if each.annotation in (Tensor, list[Tensor]))
+        self._defaults = tuple(own.default for own in given.values())
+        parameters = [library.parameter(name, library.schema_type(own.annotation)) for name, own in given.items()]
+        self._first = next(i for i, own in enumerate(parameters) if own.annotation in (Tensor, list[Tensor]))
         returned = library.schema_type(self._signature.return_annotation)
         self.registered = library.registered(name, self._launch, parameters, returned)
         self.registered.register_fake(lambda *given: library.contiguous(self._defined(*given)))
@@ -193,14 +193,14 @@ class Operator(Generic[P, R]):
     def _called(self, leaves: Sequence[Any], call: Call, is_direct: bool) -> Any:
         """Call the kernel as an operator of torch if torch must see it, else as an autograd function or directly."""
         if is_direct and torch.is_grad_enabled():
-            for each in leaves:
-                if isinstance(each, Tensor) and each.requires_grad:
+            for leaf in leaves:
+                if isinstance(leaf, Tensor) and leaf.requires_grad:
                     return self._apply(*leaves, call)
         arguments = unflattened(reshaped(leaves, call.taken), call.structure)
-        found = self._forward(*arguments) if is_direct else self.registered(*with_tensor_keys(arguments))
-        if isinstance(found, Tensor):
-            return reshaped([found], call.returned)[0]
-        return tuple(reshaped(found, call.returned))
+        results = self._forward(*arguments) if is_direct else self.registered(*with_tensor_keys(arguments))
+        if isinstance(results, Tensor):
+            return reshaped([results], call.returned)[0]
+        return tuple(reshaped(results, call.returned))
 
     def runs_kernel(self, *arguments: Any) -> bool:
         """Return whether a call with these arguments would run the kernel."""
@@ -233,7 +233,7 @@ class Operator(Generic[P, R]):
         arguments = [*given, *self._defaults[len(given) :]]
         if tuple not in map(type, arguments):
             return arguments
-        return [list(each) if isinstance(each, tuple) else each for each in arguments]
+        return [list(argument) if isinstance(argument, tuple) else argument for argument in arguments]
 
     def _is_eligible(self, arguments: Sequence[Any]) -> bool:
         first = arguments[self._first]
@@ -258,11 +258,11 @@ class Operator(Generic[P, R]):
         *inputs, outputs, needs = given
         leaves, structure = flattened(inputs)
         with launching(leaves[needs.index(True)].device):
-            found = self._pulled_by_kernel(by, leaves, structure, outputs, needs)
+            pulled = self._pulled_by_kernel(by, leaves, structure, outputs, needs)
         # an operator of torch must return new memory, and no tensor twice
         taken = {library.memory(tensor) for tensor in (*by, *leaves, *outputs) if isinstance(tensor, Tensor)}
         gradients = []
-        for leaf, gradient, needed in zip(leaves, found, needs, strict=True):
+        for leaf, gradient, needed in zip(leaves, pulled, needs, strict=True):
             if needed:
                 gradient = torch.zeros_like(leaf) if gradient is None else gradient.contiguous()
                 gradients.append(gradient.clone() if library.memory(gradient) in taken else gradient)
@@ -275,7 +275,7 @@ class Operator(Generic[P, R]):
         first = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
         ctx.by_kernel, ctx.is_direct = is_launchable(first) and self._is_eligible(inputs), False
         outputs = (output,) if isinstance(output, Tensor) else output
-        kept = [each if place in self._saved else None for place, each in enumerate(outputs)]
+        kept = [tensor if place in self._saved else None for place, tensor in enumerate(outputs)]
         self._save(ctx, leaves, Call(structure), outputs, kept)
 
     def _save(
@@ -291,7 +291,7 @@ class Operator(Generic[P, R]):
 
     def _pull(self, ctx: Any, by: Sequence[Tensor | None], needs: list[bool]) -> Sequence[Tensor | None]:
         """Return the gradients of all leaves of the arguments, or None for leaves without one."""
-        if not any(each is not None for each in by):
+        if not any(gradient is not None for gradient in by):
             return [None] * len(needs)
         saved, call = iter(ctx.saved_tensors), ctx.call
         given = [next(saved) if other is None else other[0] for other in ctx.others]
@@ -302,25 +302,25 @@ class Operator(Generic[P, R]):
         # what was not arranged has no axis of members, which a batch of gradients would need
         by_kernel = ctx.by_kernel and (is_direct or not (self._takes_any_shape and ctx.is_direct))
         if torch.is_grad_enabled() or not by_kernel or self._backward is None:
-            found = library.pulled_back(self._defined, by, with_tensor_keys(leaves), call.structure, needs)
+            gradients = library.pulled_back(self._defined, by, with_tensor_keys(leaves), call.structure, needs)
         elif is_direct:
-            found = self._pulled_by_kernel(by, leaves, call.structure, outputs, needs)
+            gradients = self._pulled_by_kernel(by, leaves, call.structure, outputs, needs)
         else:
             inputs = unflattened(with_tensor_keys(leaves), call.structure)
-            made = [leaves[0].new_empty(0) if each is None else each for each in outputs]
+            made = [leaves[0].new_empty(0) if output is None else output for output in outputs]
             left = iter(self.backward(list(by), *inputs, made, needs))
-            found = [next(left) if needed else None for needed in needs]
+            gradients = [next(left) if needed else None for needed in needs]
         if call.connects:  # an output without a gradient may be all that is differentiated
-            found = [
-                torch.zeros_like(leaf) if needed and each is None else each
-                for leaf, each, needed in zip(leaves, found, needs, strict=True)
+            gradients = [
+                torch.zeros_like(leaf) if needed and gradient is None else gradient
+                for leaf, gradient, needed in zip(leaves, gradients, needs, strict=True)
             ]
-        return reshaped(found, [shape and each.shape for each, shape in zip(given, call.taken, strict=False)])
+        return reshaped(gradients, [shape and leaf.shape for leaf, shape in zip(given, call.taken, strict=False)])
 
     def _pull_nested(self, ctx: Any, *by: Tensor | None) -> tuple[Any, ...]:
         """Return the gradients for the operator of torch, which has a list of gradients for each list of tensors."""
-        found = self._pull(ctx, by, list(flattened(ctx.needs_input_grad)[0]))
-        return tuple(unflattened(found, ctx.call.structure))
+        gradients = self._pull(ctx, by, list(flattened(ctx.needs_input_grad)[0]))
+        return tuple(unflattened(gradients, ctx.call.structure))
 
     def _pulled_by_kernel(
         self, by: Sequence[Any], leaves: Sequence[Any], lengths: Any, outputs: Sequence[Any], needs: Sequence[bool]
@@ -328,7 +328,7 @@ class Operator(Generic[P, R]):
         if lengths is None:
             gradients = self._backward(by, needs, leaves, outputs)
         else:
-            nested = [any(each) if isinstance(each, list) else each for each in unflattened(needs, lengths)]
+            nested = [any(need) if isinstance(need, list) else need for need in unflattened(needs, lengths)]
             gradients = joined(self._backward(by, nested, unflattened(leaves, lengths), outputs), lengths)
         return [gradient if needed else None for gradient, needed in zip_longest(gradients, needs)]
 
@@ -340,15 +340,15 @@ class Operator(Generic[P, R]):
             @staticmethod
             def forward(ctx: Any, *given: Any) -> Any:
                 leaves, call = given[:-1], given[-1]
-                found = operator._forward(*unflattened(reshaped(leaves, call.taken), call.structure))
-                outputs = (found,) if isinstance(found, Tensor) else found
-                kept = [each.detach() if place in operator._saved else None for place, each in enumerate(outputs)]
+                results = operator._forward(*unflattened(reshaped(leaves, call.taken), call.structure))
+                outputs = (results,) if isinstance(results, Tensor) else results
+                kept = [output.detach() if place in operator._saved else None for place, output in enumerate(outputs)]
                 if call.returned:
-                    ctx.raw = [each.shape for each in outputs]
+                    ctx.raw = [output.shape for output in outputs]
                     outputs = tuple(map(library.as_shaped, outputs, call.returned))
                 ctx.by_kernel = ctx.is_direct = True
                 operator._save(ctx, leaves, call, outputs, kept)
-                return outputs[0] if isinstance(found, Tensor) else outputs
+                return outputs[0] if isinstance(results, Tensor) else outputs
 
             @staticmethod
             def backward(ctx: Any, *by: Tensor | None) -> Any:
@@ -362,8 +362,8 @@ def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
     For these, torch's own `apply` does nothing more than that of its base class, which takes less time.
     """
-    found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-    return found
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return apply
 
 
 def is_transformed() -> bool:
@@ -373,7 +373,7 @@ def is_transformed() -> bool:
 
 def _has_derivative_on_stack() -> bool:
     stack = get_interpreter_stack()
-    return bool(stack) and any(each.key() in (TransformType.Grad, TransformType.Jvp) for each in stack)
+    return bool(stack) and any(interpreter.key() in (TransformType.Grad, TransformType.Jvp) for interpreter in stack)
 
 
 _has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -396,5 +396,5 @@ def is_plain(leaves: Sequence[Any]) -> bool:
         return False
     # tensor subclasses may represent something else
     return _PLAIN.issuperset(map(type, leaves)) or not any(
-        issubclass(kind, Tensor) for kind in {type(each) for each in leaves} - _PLAIN
+        issubclass(kind, Tensor) for kind in {type(leaf) for leaf in leaves} - _PLAIN
     )

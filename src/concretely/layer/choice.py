@@ -59,8 +59,8 @@ class Choice(Layer):
         if isinstance(branches, Iterable) and not isinstance(branches, Tensor):
             given = list(branches)
         if not all(isinstance(branch, nn.Module) for branch in given):
-            found = ", ".join(sorted({type(branch).__name__ for branch in given}))
-            raise TypeError(f"branches must be modules, got {found}")
+            kinds = ", ".join(sorted({type(branch).__name__ for branch in given}))
+            raise TypeError(f"branches must be modules, got {kinds}")
         self.branches = nn.ModuleList(given)
         number = len(self.branches)
         if number < 2:
@@ -68,7 +68,7 @@ class Choice(Layer):
         self.logits = nn.Parameter(torch.zeros(number))
         is_numbers = isinstance(cost, Sequence) and not isinstance(cost, str | bytes)
         is_real = isinstance(cost, Tensor) and not cost.is_complex()
-        if not (cost is None or is_real or (is_numbers and all(isinstance(each, Real) for each in cost))):
+        if not (cost is None or is_real or (is_numbers and all(isinstance(price, Real) for price in cost))):
             raise TypeError(f"cost must have one number for each of {number} branches, got {shown(cost)}")
         costs = torch.zeros(number) if cost is None else torch.as_tensor(cost, dtype=torch.float32)
         if costs.shape != (number,):

@@ -14,7 +14,7 @@ from ..functional.noise import Source
 from ..functional.torch_draw import sliced_source
 from ..spelling import require_one_of
 from .base import UNUSED, Layer, Setting, require_count, require_last, require_mask, require_number
-from .rank import gathered, of_rows, require_whole, sum_over_ranks, world_size
+from .rank import assign, gathered, of_rows, reshard, sum_over_ranks, whole, world_size
 
 
 class Coded(NamedTuple):
@@ -148,8 +148,8 @@ class Codebook(Layer):
     def values(self, indices: Int64[Tensor, "*batch groups"]) -> Float[Tensor, "*batch size"]:
         """Return the values of codes."""
         if not isinstance(indices, Tensor) or indices.dtype != torch.int64:
-            found = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
-            raise TypeError(f"indices must be a tensor of torch.int64, got {found}")
+            got = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
+            raise TypeError(f"indices must be a tensor of torch.int64, got {got}")
         if not indices.dim() or indices.shape[-1] != self.groups:
             raise ValueError(f"indices must have a last axis of length {self.groups}, got shape {tuple(indices.shape)}")
         # on a GPU, a check would wait for it, and the lookup itself finds a number that is too large
@@ -243,20 +243,25 @@ class Codebook(Layer):
 
         All ranks must call it; they get the codes of the first.
         """
-        require_whole(self, "revive")
+        reshard(self)
+        parameters = self.weight, self.bias, self.table
+        entries = [whole(parameter) for parameter in parameters]
         share = self.counts / self.counts.sum(-1, keepdim=True).clamp(min=1e-30)
         is_unused = share < UNUSED / self.codes
         for group, unused in enumerate(is_unused):
             if unused.all() or not unused.any():
                 continue
             source = torch.multinomial(share[group], int(unused.sum()), replacement=True)
-            for tensor in (self.weight, self.bias, self.table):
+            for tensor in entries:
                 rows = tensor[group]
                 copied = rows[source]
                 rows[unused] = copied + 0.01 * copied.std(unbiased=False) * torch.randn_like(copied)
         if world_size() > 1:
-            for tensor in (self.weight, self.bias, self.table):
+            for tensor in entries:
                 distributed.broadcast(tensor, 0)
+        for parameter, tensor in zip(parameters, entries, strict=True):
+            if tensor is not parameter:
+                assign(parameter, tensor)
         return int(is_unused.sum())
 
     def report(self) -> CodebookReport:

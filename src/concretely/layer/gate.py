@@ -19,7 +19,7 @@ from ..functional.noise import Source
 from ..functional.torch_draw import shared_draws
 from ..spelling import require_one_of
 from .base import Layer, Setting, require_count, require_number
-from .rank import of_rows, require_whole, whole
+from .rank import assign, of_rows, reshard, whole
 
 LEAST_VALUE = 1e-2
 """The smallest value that `Gate.keep` gives a gate, so that it is not rounded to a closed one."""
@@ -185,18 +185,18 @@ class Gate(Layer):
         """Change as few gates as possible so that evaluation opens these and closes all others.
 
         A gate that is opened gets its mean as its new median. If a gate that is closed was open with probability p, it
-        is now closed with probability p.
+        is now closed with probability p. If FSDP2 has sharded the gates, all ranks must call it.
         """
         if not isinstance(chosen, Tensor) or chosen.dtype != torch.bool or chosen.shape != self.shape:
             got = f"{chosen.dtype} of shape {tuple(chosen.shape)}" if isinstance(chosen, Tensor) else repr(chosen)
             raise ValueError(f"chosen must be torch.bool of shape {tuple(self.shape)}, got {got}")
-        require_whole(self, "keep")
+        reshard(self)
         law, logits, (low, high) = self._law(), self._wide_logits(), self.stretch
         edge, least = (self.temperature * node_at(value, self.stretch) for value in (0, LEAST_VALUE))
         opened = self.temperature * torch.logit((law.mean.clamp(min=LEAST_VALUE) - low) / (high - low))
         closed = torch.minimum(2 * edge - logits, torch.as_tensor(2 * edge - least, dtype=logits.dtype))
         is_open = law.median > 0
-        self.logits.copy_(torch.where(chosen == is_open, logits, torch.where(chosen, opened, closed)))
+        assign(self.logits, torch.where(chosen == is_open, logits, torch.where(chosen, opened, closed)))
 
     @torch.no_grad()
     def prune(
@@ -209,6 +209,9 @@ class Gate(Layer):
         """
         if len(self.shape) != 1:
             raise ValueError(f"shape must have one axis to prune layers, got {tuple(self.shape)}")
+        for layer in (self, before, after):
+            if layer is not None:
+                reshard(layer)
         index = torch.tensor(self.decide(keep), dtype=torch.int64, device=self.logits.device)
         return _pruned(before, index, None, self), _pruned(after, index, self.values()[index], self)
 
@@ -224,14 +227,13 @@ def _pruned(layer: nn.Module | None, index: Tensor, values: Tensor | None, gate:
     if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         raise TypeError(f"a layer to prune must be an nn.Linear or a convolution, got {type(layer).__name__}")
     axis, names = (0, ("out_features", "out_channels")) if values is None else (1, ("in_features", "in_channels"))
-    weight = layer.weight
+    weight, bias = whole(layer.weight), None if layer.bias is None else whole(layer.bias)
     if weight.shape[axis] != gate.shape[0]:
         raise ValueError(f"a layer to prune must have {gate.shape[0]} units at the gate, got {weight.shape[axis]}")
     pruned = weight.index_select(axis, index)
     if values is not None:
         pruned = pruned * values.to(pruned.dtype).view(-1, *[1] * (pruned.dim() - 2))
     kind = nn.Linear if isinstance(layer, nn.Linear) else type(layer)
-    bias = layer.bias
     if bias is not None and values is None:
         bias = bias[index]
     new = kind.__new__(kind)

@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, distributed, nn
+from torch.autograd.graph import increment_version
 from torch.func import functional_call
 
 from ..functional.noise import Slice, Source
@@ -91,7 +92,22 @@ class _Call(nn.Module):
         return self.method(self.layer, *given, **named)
 
 
-def require_whole(layer: nn.Module, what: str) -> None:
-    """Raise if FSDP2 has sharded the parameters of a layer, which a method would change."""
-    if any(map(is_sharded, layer.parameters())):
-        raise RuntimeError(f"{what} needs parameters that are not sharded: call it before fully_shard")
+def reshard(layer: nn.Module) -> None:
+    """Free the parameters that FSDP2 keeps gathered after a forward pass, so that those of the ranks can be changed.
+
+    A later backward pass of that forward raises an error, as after every change of a parameter in place.
+    """
+    if "torch.distributed.fsdp" in sys.modules:
+        before = list(layer.parameters())
+        layer.state_dict()  # FSDP2 reshards the parameters for it
+        freed = [own for own, now in zip(before, layer.parameters(), strict=True) if own is not now]
+        increment_version(freed)
+
+
+def assign(parameter: Tensor, entries: Tensor) -> None:
+    """Set a parameter to the entries of all ranks. If FSDP2 has sharded it, this rank keeps its part of them."""
+    if is_sharded(parameter):
+        tensor = sys.modules["torch.distributed.tensor"]
+        mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+        entries = tensor.distribute_tensor(entries.to(parameter.dtype), mesh, placements, src_data_rank=None)
+    parameter.copy_(entries)

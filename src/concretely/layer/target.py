@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .base import Layer, require_number
 from .gate import Gate
-from .rank import whole
+from .rank import reshard, whole
 
 ROUNDING = 1e-6
 """A sparsity this far below a target counts as equal to it."""
@@ -120,7 +120,7 @@ class Target(Layer):
         It keeps the most gates for which the sparsity is at least the target, up to rounding. A gate that it opens gets
         its mean as its new median. If a gate that it closes was open with probability p, it is now open with
         probability 1 - p. Call it once, for example when 80 % of the steps are done, and train the other parameters for
-        the rest with gates in evaluation mode.
+        the rest with gates in evaluation mode. If FSDP2 has sharded the gates, all ranks must call it.
 
         Args:
             gates: The gates that may be opened or closed, by default all.
@@ -128,8 +128,8 @@ class Target(Layer):
         moved: tuple[Any, ...] = self.governs if gates is None else _gates(gates)
         if not all(any(gate is own for own in self.governs) for gate in moved):
             raise ValueError("gates must be gates of this target")
-        if any(whole(gate.logits) is not gate.logits for gate in moved):
-            raise RuntimeError("match needs gates that are not sharded: call it before fully_shard")
+        for gate in self.governs:
+            reshard(gate)
         probabilities = torch.cat([gate.open_probabilities().flatten() for gate in moved])
         order = probabilities.sort(descending=True, stable=True).indices
 

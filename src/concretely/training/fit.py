@@ -151,7 +151,8 @@ def fit(
     With `out`, the run is saved there every `checkpoint_seconds`, when it ends and when it is interrupted (SIGINT,
     SIGTERM), and the same call goes on where the last one stopped. On a CPU an interrupted run then has the same bits
     as an uninterrupted one. Without `out` it is kept in memory only. On a GPU, steps are captured as CUDA graphs and
-    replayed where that is possible.
+    replayed where that is possible. Under torchrun, each rank takes its slice of every batch, so all ranks must read
+    the same batches, without a `DistributedSampler`.
 
     Several seeds, as in `seed=range(8)`, several learning rates, or lists among the `arguments` need a function that
     builds the model. Such runs are trained together, each in a folder of its own inside `out`.

@@ -66,6 +66,8 @@ def start(device: torch.device) -> None:
     NCCL reduces tensors on a GPU, and gloo tensors on the host.
     """
     rank, ranks = number("RANK"), number("WORLD_SIZE")
+    if rank >= ranks:
+        raise ValueError(f"RANK must be below WORLD_SIZE, as torchrun sets them, got {rank} and {ranks}")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         store, *_ = next(rendezvous("env://", rank, ranks, timeout=TIMEOUT))

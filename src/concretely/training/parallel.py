@@ -151,14 +151,14 @@ class World:
             for name in {**every[0], **other}:
                 here, there = every[0].get(name), other.get(name)
                 if here != there:
-                    found = f"{name} {there!r} on rank {rank} and {here!r} on rank 0"
-                    raise ValueError(f"ranks must have the same {what}, got {found}: start all with the same arguments")
+                    got = f"{name} {there!r} on rank {rank} and {here!r} on rank 0"
+                    raise ValueError(f"ranks must have the same {what}, got {got}: start all with the same arguments")
 
     def require_same_batches(self, feed: Feed, step: int) -> None:
         """Raise unless all ranks read the same batches in a step, of which each takes its slice."""
         every = self.gather(feed.digest(step) if isinstance(feed, SlicedBatches) else "")
-        if any(each != every[0] for each in every):
-            rank = next(rank for rank, each in enumerate(every) if each != every[0])
+        if any(digest != every[0] for digest in every):
+            rank = next(rank for rank, digest in enumerate(every) if digest != every[0])
             todo = "leave out samplers such as DistributedSampler, as each rank takes its slice of every batch"
             raise ValueError(f"ranks must read the same batches, got others on rank {rank} than on rank 0: {todo}")
 
@@ -324,8 +324,8 @@ class SlicedBatches(Feed):
     def digest(self, step: int) -> str:
         """Return a digest of the first numbers of the batches of a step, which all ranks must read alike."""
         leaves = [leaf for leaf in tree_leaves(self._feed.host(step)) if isinstance(leaf, Tensor)]
-        found = [f"{tuple(leaf.shape)} {leaf.flatten()[:MARKED].tolist()}" for leaf in leaves]
-        return hashlib.sha256(" ".join(found).encode()).hexdigest()
+        marks = [f"{tuple(leaf.shape)} {leaf.flatten()[:MARKED].tolist()}" for leaf in leaves]
+        return hashlib.sha256(" ".join(marks).encode()).hexdigest()
 
     def fetch(self, step: int) -> None:
         """Read the batches of a step."""

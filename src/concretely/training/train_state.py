@@ -167,10 +167,9 @@ class TrainState:
     def validate(self) -> float:
         """Return the score of the validation set, of which lower is better."""
         with self.averaged(), self._gathered():
-            found: float = self.world.gather(self.task.validate(self.world))[
-                0
-            ]  # a function may return others elsewhere
-            return found
+            scores = self.world.gather(self.task.validate(self.world))  # those of a function may differ between ranks
+            score: float = scores[0]
+            return score
 
     def _gathered(self) -> AbstractContextManager[None]:
         """Return a context in which every rank has all parameters."""
