@@ -161,6 +161,7 @@ def test_another_setting_has_another_default_folder(data: str, tmp_path: Path, m
         ([BUILD, "--lr", "fast"], "lr must be a number, got 'fast'"),
         ([BUILD, "--beta", "0:1"], "beta must be a number, or start:end:steps such as 1:1/2:10000, got '0:1'"),
         ([GATE], "a program of (x, y) must be given as many inputs, got 1 input"),
+        (["tests.cli.test_own:nothing"], "tests.cli.test_own:nothing must return a Model or a program, got NoneType"),
     ],
 )
 def test_bad_input_gets_one_sentence(
@@ -175,6 +176,20 @@ def test_bad_input_gets_one_sentence(
 
 def needs(width: int) -> Any:
     return own.build(width)
+
+
+def nothing() -> None:
+    """A builder that forgets to return its model."""
+
+
+@pytest.mark.parametrize(
+    ("name", "guess"),
+    [("digitz", "; did you mean 'digits'?"), ("my.csv", "; choose from 'digits', 'mnist', 'omniglot'")],
+)
+def test_unknown_data_get_one_sentence(name: str, guess: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    must = "data must be a data set name or the path of an .npz file"
+    assert call("train", BUILD, "--data", name) == (2, "", f"{must}, got {name!r}{guess}\n")
 
 
 def write(path: Path, **arrays: Any) -> str:

@@ -37,6 +37,13 @@ class Silent(nn.Module):
         return draw("z", c.Bernoulli(logits=self.layer(x).detach())).sum(-1)
 
 
+class Nothing:
+    """Batches whose number nobody knows, of which there is none."""
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+
 SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"model": needs_width}, "tests.training.test_fit_input:needs_width must be given width, got no value "),
     ({"model": build, "arguments": {"wide": 3}}, "tests.training.own:build has no parameter 'wide'"),
@@ -59,6 +66,21 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": torch.optim.LBFGS}, "optimizer must take a step from one gradient, got LBFGS"),
     ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'?"),
     ({"precision": "half"}, "unknown precision 'half'"),
+    ({"precision": 16}, "unknown precision 16"),
+    ({"optimizer": 3}, "optimizer must be a name, a class of torch.optim or a function, got int"),
+    ({"schedule": 3}, "schedule must be a name or a function, got 3"),
+    ({"beta": "0.5"}, "beta must be a number, or a schedule such as Warmup(1000), got '0.5'"),
+    ({"inputs": 0}, "inputs must be a function from a batch to the inputs, got 0"),
+    ({"checkpoint_seconds": -1.0}, "checkpoint_seconds must be a number that is not negative, got -1.0"),
+    ({"lr": "0.1"}, "lr must be a number, or several, got '0.1'"),
+    ({"lr": [0.1, "0.2"]}, "lr must be a number, or several, got [0.1, '0.2']"),
+    ({"clip": "1"}, "clip must be positive, got '1'"),
+    ({"ema": "0.9"}, "ema must be at least 0 and below 1, such as 0.999, got '0.9'"),
+    ({"device": "gpu"}, "device must be available to torch, such as 'cpu', got 'gpu'"),
+    ({"device": "cuda:99"}, "device must be available to torch, such as 'cpu', got 'cuda:99'"),
+    ({"model": nn.Linear(6, 2)}, "a program must take draw before its inputs, as in forward(draw, x), got (input)"),
+    ({"valid": []}, "valid must have at least one batch, got none"),
+    ({"data": []}, "data must have at least one batch, got none"),
     ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
     ({"batch": 2.5}, "batch must be a whole number of at least 1, got 2.5"),
     ({"lr": -1.0}, "lr must be positive, got -1.0"),
@@ -80,6 +102,26 @@ def test_bad_input_gets_a_sentence_and_leaves_nothing(given: dict[str, Any], sen
         fitted(**given, out=tmp_path / "run")
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"data": [bits()[:6], bits()[:0]]}, r"^every batch of data must have a data point, got none in batch 2$"),
+        ({"valid": lambda model: None, "every": 1}, r"^valid must return a number, got NoneType$"),
+        ({"valid": Nothing(), "every": 1}, r"^valid must have at least one data point, got none$"),
+    ],
+)
+def test_bad_input_that_only_a_step_shows_gets_a_sentence(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        fitted(build, **given)
+
+
+def test_a_file_is_not_taken_for_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("precious")
+    with pytest.raises(ValueError, match=r"^out must be the path of a folder, got '.*notes'$"):
+        fitted(build, out=tmp_path / "notes", overwrite=True)
+    assert (tmp_path / "notes").read_text() == "precious"
 
 
 def test_a_class_as_an_instance_of_an_optimizer_is_refused() -> None:

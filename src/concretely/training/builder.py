@@ -38,9 +38,13 @@ def is_builder(target: Any) -> bool:
         raise TypeError(
             f"a model must be a Model, a program or a function that builds one, got {type(target).__name__}"
         )
-    parameters = list(inspect.signature(target).parameters.values())
-    first = parameters[0] if parameters else None
-    return first is None or not (first.name == "draw" or first.annotation is Draw)
+    return not takes_draw(inspect.signature(target))
+
+
+def takes_draw(signature: inspect.Signature) -> bool:
+    """Return whether a function is a program by its first parameter."""
+    first = next(iter(signature.parameters.values()), None)
+    return first is not None and (first.name == "draw" or first.annotation is Draw)
 
 
 def require_arguments(build: Build, arguments: Mapping[str, Any]) -> None:
@@ -72,7 +76,7 @@ def built(build: Build, arguments: Mapping[str, Any], *, seed: int) -> nn.Module
         target = build(**arguments)
     if not callable(target) or isinstance(target, type):
         title = name_of(build) or "the builder"
-        raise TypeError(f"{title} must return a Model or a program, got {type(target).__name__}")
+        raise ValueError(f"{title} must return a Model or a program, got {type(target).__name__}")
     return as_module("program", target)
 
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -28,10 +28,9 @@ from .group import starts_group
 from .interrupt import stop_requested
 from .loop import DivergedError, train_states
 from .own import MakeEstimator, Options, Scheduled, own_task
-from .own_recipe import OwnRecipe, describe, require_possible
+from .own_recipe import OwnRecipe, describe, require_options, require_possible
 from .own_resolve import remove_runs
 from .parallel import World, join
-from .recipe import LR_SCHEDULES, OPTIMIZERS
 from .source import Source, as_source
 from .task import OptimizerFactory
 from .train_state import Row, TrainState
@@ -205,7 +204,9 @@ def fit(
     with ExitStack() as stack:
         stack.enter_context(world.telling_once())
         settings = _Settings(seed, lr, arguments)
-        _require_names(optimizer, schedule, precision)
+        require_options(optimizer, schedule, lr, beta, inputs, checkpoint_seconds)
+        if precision not in PRECISIONS:
+            raise ValueError(f"unknown precision {precision!r}{did_you_mean(str(precision), PRECISIONS)}")
         if not builds and (settings.count > 1 or arguments):
             what = f"arguments={dict(arguments)!r}" if arguments else f"{settings.count} of them"
             raise ValueError(f"several seeds or settings need a function that builds the model, got {what} for a model")
@@ -214,8 +215,8 @@ def fit(
         estimator = Pathwise() if estimator is None else estimator
         if not isinstance(estimator, type):
             checked_objective(estimator, objective, samples=1 if samples is None else samples, default=average)
-        if out is not None and not str(out):  # Python would take it for the current folder
-            raise ValueError("out must be the path of a folder, got ''")
+        if folder is not None and (not str(out) or folder.is_file()):  # Python takes '' for the current folder
+            raise ValueError(f"out must be the path of a folder, got {str(out)!r}")
         if settings.count > 1 and isinstance(estimator, nn.Module):
             must = "estimator must be a class of modules for several seeds or settings, as each has its own parameters"
             raise ValueError(
@@ -361,20 +362,19 @@ def _device(device: torch.device | str | None, module: nn.Module | None) -> torc
         device = own.device if own is not None else "cuda" if torch.cuda.is_available() else "cpu"
         if own is not None and own.is_cuda and starts_group():  # every rank may have built its model on the first GPU
             device = "cuda"
-    return torch.device(device)
+    place = None
+    with suppress(RuntimeError):  # a name that torch does not know
+        place = torch.device(device)
+    is_cuda = place is not None and place.type == "cuda" and not starts_group()  # a rank has its own sentence
+    if place is None or (is_cuda and (place.index or 0) >= torch.cuda.device_count()):
+        raise ValueError(f"device must be available to torch, such as 'cpu', got {str(device)!r}")
+    return place
 
 
 def _samples(estimator: MakeEstimator) -> int:
     """Return the default number of samples of an estimator."""
     several = (RLOO, VIMCO)
     return 5 if isinstance(estimator, several) or estimator in several else 1
-
-
-def _require_names(optimizer: Any, schedule: Any, precision: str) -> None:
-    known = (("optimizer", optimizer, OPTIMIZERS), ("schedule", schedule, LR_SCHEDULES))
-    for name, value, names in (*known, ("precision", precision, PRECISIONS)):
-        if isinstance(value, str) and value not in names:
-            raise ValueError(f"unknown {name} {value!r}{did_you_mean(value, names)}")
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from ..model import Model
 from ..model.model import Function
 from ..objective import Objective
 from ..schedule import Schedule, at_step, lr_factor
+from .builder import takes_draw
 from .feed import Inputs
 from .own_loss import BETA, TEMPERATURE, Arrange, Objectives, OwnLoss, OwnMonitor, at_temperatures, has_temperature
 from .own_recipe import OwnRecipe
@@ -160,6 +161,9 @@ def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | No
         if isinstance(first, Mapping):
             got = f"a dictionary of {', '.join(map(repr, first))}"
         what = "a model" if isinstance(model, Model) else "a program"
+        if not takes_draw(expected):
+            must = f"{what} must take draw before its inputs, as in forward(draw, x)"
+            raise ValueError(f"{must}, got ({', '.join(expected.parameters)})") from None
         todo = "pass inputs=, a function from a batch to the inputs"
         raise ValueError(f"{what} of ({', '.join(names)}) must be given as many inputs, got {got}: {todo}") from None
     return arrange
@@ -181,7 +185,11 @@ def validation_score(
     if not isinstance(valid, Source):
         training = model.training
         try:
-            return float(valid(model.eval()))
+            score = valid(model.eval())
+            try:
+                return float(score)
+            except (TypeError, ValueError, RuntimeError):
+                raise TypeError(f"valid must return a number, got {type(score).__name__}") from None
         finally:
             model.train(training)
     generator = world.noise(generator_of(recipe.seed, Purpose.VALIDATION, device=device))
@@ -189,7 +197,9 @@ def validation_score(
     for part in valid.parts(VALIDATED):
         scores = scored(model, arrange(part), samples=recipe.validation_samples, generator=generator)
         total, count = total + float(scores.sum()), count + len(scores)
-    return total / max(count, 1)
+    if not count:
+        raise ValueError("valid must have at least one data point, got none")
+    return total / count
 
 
 def scored(model: nn.Module, inputs: Sequence[Any], *, samples: int, generator: torch.Generator | Slice) -> Tensor:

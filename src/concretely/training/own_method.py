@@ -19,6 +19,8 @@ from .own_resolve import own_program_key, read_schedule
 from .source import as_source, load_splits
 from .task import Task
 
+OBJECTS = "data"
+"""The name of data that are objects of Python."""
 OwnData = Dataset | Arrays
 """Data with splits: bits, or arrays of a file."""
 
@@ -27,7 +29,7 @@ def own_data(
     recipe: OwnRecipe, *, place: str | None = None, max_bytes: int | None = None, progress: bool = False
 ) -> OwnData:
     """Load the data that a recipe names: a data set of bits, or a file of arrays. `place` is where they are now."""
-    if place is None and not is_named(recipe):
+    if place is None and recipe.data == OBJECTS:
         raise ValueError("the data of this run were objects of Python without a name: pass a file of them as --data")
     return load_splits(recipe.data if place is None else place, max_bytes=max_bytes, progress=progress)
 

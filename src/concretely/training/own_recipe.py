@@ -3,13 +3,15 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from ..spelling import number
+from ..spelling import did_you_mean, number
+from .recipe import LR_SCHEDULES, OPTIMIZERS
 
 WHOLE = ("samples", "steps", "batch", "accumulate", "seed", "validate", "validation_samples", "patience")
 """The keys of whole numbers."""
@@ -141,8 +143,28 @@ def require_possible(recipe: OwnRecipe) -> None:
         _require(_is_whole(value, 0), "every" if name == "validate" else name, "be a whole number, not negative", value)
     for name in ("lr", "clip"):
         value = getattr(recipe, name)
-        _require(value is None or 0 < value < math.inf, name, "be positive", value)
-    _require(recipe.ema is None or 0 <= recipe.ema < 1, "ema", "be at least 0 and below 1, such as 0.999", recipe.ema)
+        _require(value is None or (_is_real(value) and 0 < value < math.inf), name, "be positive", value)
+    ema, must = recipe.ema, "be at least 0 and below 1, such as 0.999"
+    _require(ema is None or (_is_real(ema) and 0 <= ema < 1), "ema", must, ema)
+
+
+def require_options(optimizer: Any, schedule: Any, lr: Any, beta: Any, inputs: Any, checkpoint_seconds: Any) -> None:
+    """Raise an error in one sentence if an argument of `fit` is not possible that a recipe does not have as a value."""
+    for name, value, names in (("optimizer", optimizer, OPTIMIZERS), ("schedule", schedule, LR_SCHEDULES)):
+        if isinstance(value, str) and value not in names:
+            raise ValueError(f"unknown {name} {value!r}{did_you_mean(value, names)}")
+    _require(isinstance(schedule, str) or callable(schedule), "schedule", "be a name or a function", schedule)
+    rates = lr if isinstance(lr, Sequence) and not isinstance(lr, str) else [lr]
+    _require(not any(isinstance(rate, str) for rate in rates), "lr", "be a number, or several", lr)
+    must = "be a number, or a schedule such as Warmup(1000)"
+    _require(beta is None or _is_real(beta) or callable(beta), "beta", must, beta)
+    _require(inputs is None or callable(inputs), "inputs", "be a function from a batch to the inputs", inputs)
+    holds = _is_real(checkpoint_seconds) and checkpoint_seconds >= 0
+    _require(holds, "checkpoint_seconds", "be a number that is not negative", checkpoint_seconds)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _is_whole(value: Any, least: int) -> bool:

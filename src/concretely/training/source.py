@@ -20,7 +20,15 @@ from ..data.dataset import Bits
 from ..spelling import did_you_mean
 from .feed import Feed, Indexed, Inputs, PackedPoints, Points, TensorPoints
 from .rng import Order, Purpose, seed_of
-from .stream import Stream, StreamBatches, seeded_everything, to_device, why_not_replayable
+from .stream import (
+    EndOfDataError,
+    Stream,
+    StreamBatches,
+    epoch_length,
+    seeded_everything,
+    to_device,
+    why_not_replayable,
+)
 
 SHARE = 1 / 4
 """The share of the free memory of a GPU that data may take."""
@@ -220,6 +228,8 @@ def _of_items(items: Any, name: str, device: torch.device, note: Note) -> Source
 
 
 def _of_batches(batches: Iterable[Any], name: str, device: torch.device, note: Note) -> Source:
+    if epoch_length(batches) == 0:
+        raise EndOfDataError(f"{name} must have at least one batch, got none")
     why = why_not_replayable(batches)
     if why is not None:
         note(f"{name} cannot be replayed, so that a resumed run may see other batches than an uninterrupted one: {why}")

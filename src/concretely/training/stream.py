@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -43,7 +43,7 @@ class Stream(Feed):
         self._batches, self._seed, self._parts = batches, seed, parts
         self._iterator: Iterator[Any] | None = None
         self._taken = self._epoch = 0  # the numbers of the next batch and of the first of this epoch
-        self._length = epoch_length(batches)
+        self._length = epoch_length(batches) or None
         self._step, self._inputs = -1, list[Inputs]()
 
     def host(self, step: int) -> list[Inputs]:
@@ -99,8 +99,15 @@ class Stream(Feed):
                     self._begin_epoch(self._taken)
                 else:
                     self._taken += 1
-                    return tree_map(_as_tensor, batch)
+                    return self._checked(tree_map(_as_tensor, batch))
         raise EndOfDataError("data must have at least one batch, got none")
+
+    def _checked(self, batch: Inputs) -> Inputs:
+        """Return a batch; raise if it is empty, as the average of its losses would not be a number."""
+        tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        if tensors and not any(leaf.numel() for leaf in tensors):
+            raise ValueError(f"every batch of data must have a data point, got none in batch {self._taken:,}")
+        return batch
 
     def _require_end(self) -> None:
         """Raise if an epoch has ended before its length says."""
@@ -172,7 +179,7 @@ def why_not_replayable(batches: Iterable[Any]) -> str | None:
 def epoch_length(batches: Iterable[Any]) -> int | None:
     """Return the number of batches of an epoch, or None if it is unknown."""
     try:
-        return len(batches) or None  # type: ignore[arg-type]
+        return len(batches)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
         return None
 

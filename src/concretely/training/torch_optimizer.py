@@ -96,6 +96,8 @@ def _made(factory: OptimizerFactory, parameters: Sequence[nn.Parameter], lr: flo
     if isinstance(factory, torch.optim.Optimizer):
         title = type(factory).__name__
         raise TypeError(f"optimizer must be made by fit, got an instance: pass torch.optim.{title} or a function of it")
+    if not callable(factory):
+        raise TypeError(f"optimizer must be a name, a class of torch.optim or a function, got {type(factory).__name__}")
     named: dict[str, Any] = {} if lr is None else {"lr": lr}
     if named and "lr" not in _accepted(factory):
         raise ValueError(f"lr must be left out, as the optimizer takes none, got {lr}")
