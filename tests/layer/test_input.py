@@ -151,6 +151,14 @@ NO_SETTING = "temperature must be a number, a floating tensor or a schedule, got
             lambda: Target(Gate(3), sparsity=0.5, size=lambda gate: 3.0).penalty(),
             "size must return a tensor with one number, got float",
         ),
+        (
+            lambda: Target([Gate(3), Gate(2)], sparsity=0.5, size=lambda gate: gate.sum()),
+            "size must take the values of 2 gates, one tensor each, got (gate)",
+        ),
+        (
+            lambda: Target(Gate(3), sparsity=0.5, size=lambda gate: 0 * gate.sum()).penalty(),
+            "size must be positive with all gates open, got 0",
+        ),
         (lambda: Target([LINEAR], sparsity=0.5), "gates must be one or more Gate layers, got Linear"),
         (lambda: Selector(3, 4), "k must be between 1 and 3, the number of features, got 4"),
         (lambda: Selector(3, "2"), "k must be a whole number, got str"),

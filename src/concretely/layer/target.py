@@ -1,12 +1,15 @@
 """A target for the sparsity of gates."""
 
+import inspect
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..functional.arithmetic import bool_or_none
 from .base import Layer, require_number
 from .gate import Gate
 from .rank import reshard, whole
@@ -72,6 +75,8 @@ class Target(Layer):
         self._set("sparsity", sparsity, lambda value: require_number("sparsity", value, most=1.0))
         if size is not None and not callable(size):
             raise TypeError(f"size must be a function of the gates' values, got {type(size).__name__}")
+        if size is not None:
+            _require_takes(size, len(self.governs))
         self.size = size if size is not None else _number
         self.strength = require_number("strength", strength)
         self.multipliers = nn.Parameter(torch.zeros(2))
@@ -88,6 +93,8 @@ class Target(Layer):
             if not isinstance(size, Tensor) or size.dim():
                 kind = f"shape {tuple(size.shape)}" if isinstance(size, Tensor) else type(size).__name__
                 raise TypeError(f"size must return a tensor with one number, got {kind}")
+        if not full.is_cuda and bool_or_none(full > 0) is False:  # on a GPU, a check would wait for it
+            raise ValueError(f"size must be positive with all gates open, got {full.item():.9g}")
         return 1 - left / full
 
     def penalty(self) -> Float[Tensor, ""]:
@@ -165,6 +172,16 @@ def _gates(gates: Any) -> tuple[Gate, ...]:
         got = ", ".join(type(gate).__name__ for gate in given) or "none"
         raise TypeError(f"gates must be one or more Gate layers, got {got}")
     return given
+
+
+def _require_takes(size: Size, gates: int) -> None:
+    """Raise unless a function takes as many values as there are gates."""
+    with suppress(ValueError):  # a function of C without a signature
+        own = inspect.signature(size)
+        try:
+            own.bind(*range(gates))
+        except TypeError:
+            raise TypeError(f"size must take the values of {gates} gates, one tensor each, got {own}") from None
 
 
 def _number(*values: Tensor) -> Tensor:
