@@ -111,6 +111,20 @@ def test_a_program_is_scored_by_its_cost(labelled: str, tmp_path: Path) -> None:
     code, stdout, _ = call("compare", run)
     assert code == 0
     assert "test cost" in stdout
+    code, stdout, stderr = call("study", run, "--repeats", "4", "--samples", "2", "--out", str(tmp_path))
+    assert code == 0, stderr
+    assert "reinforce" in stdout
+    assert "vimco" not in stdout
+    sentence = "vimco must be left out for a program, as it needs the log-weights of a model\n"
+    assert call("study", run, "--estimators", "rloo,vimco", "--out", str(tmp_path)) == (2, "", sentence)
+
+
+def test_a_cost_is_not_compared_with_a_likelihood(trained: Path, labelled: str, tmp_path: Path) -> None:
+    run = str(tmp_path / "gate")
+    given = ("--data", labelled, "--steps", "2", "--batch", "8", "--estimator", "rloo", "--score-samples", "3")
+    assert call("train", GATE, *given, "--out", run)[0] == 0
+    sentence = f"runs must have scores of one kind, got the cost of a program in {run!r} and an NLL in {str(trained)!r}"
+    assert call("compare", str(trained), run) == (2, "", f"{sentence}\n")
 
 
 def test_an_interrupted_run_is_resumed_to_the_same_end(

@@ -18,10 +18,15 @@ def compare(
     split: Annotated[str, typer.Option(help="Split: test, valid or train.")] = "test",
 ) -> None:
     """Print the negative log-likelihoods of runs in nats, and that of a baseline of independent pixels."""
+    from ..experiment.record import score_key
     from ..report.table import likelihood_summary, likelihood_table, loose_summary
 
     require_known("split", split, SPLITS)
     records = [_record(run, split) for run in runs]
+    scores = {score_key(record["metrics"], split): run for run, record in zip(runs, records, strict=True)}
+    if len(scores) > 1:
+        cost, nll = (str(scores[f"{split}_{kind}"]) for kind in ("cost", "nll"))
+        fail(f"runs must have scores of one kind, got the cost of a program in {cost!r} and an NLL in {nll!r}")
     keys = ("notation", "model", "arguments", "data", "estimator", "samples")
     titles = [[record["recipe"].get(key) for key in keys] for record in records]
     alike = any(titles.count(title) > 1 for title in titles)

@@ -27,7 +27,7 @@ from .terminal import (
 EXAMPLE = "Example: concretely study 6H-64V --repeats 50"
 
 COMPARED = "concrete,vimco,rloo,nvil,reinforce"
-"""The estimators of a study of gradients, unless others are named."""
+"""The estimators of a study of gradients, unless others are named. A program is studied without vimco."""
 RECORD = "tasks.json"
 
 
@@ -84,12 +84,12 @@ def study(
         require(subject is not None, "notation or run", "be given, or --tasks", subject)
         given = {name: value for name, value in gradients.items() if value is not None}
         how: dict[str, Any] = {"out": out, "model_name": model_name, "max_bytes": max_bytes, "device_name": device_name}
-        _study_gradients(str(subject), names or COMPARED.split(","), given, **how)
+        _study_gradients(str(subject), names, given, **how)
 
 
 def _study_gradients(
     notation_or_run: str,
-    names: list[str],
+    wished: list[str] | None,
     given: dict[str, Any],
     *,
     out: Path,
@@ -109,10 +109,12 @@ def _study_gradients(
 
     from ..experiment.estimator_study import estimator_recipes, study_estimators, study_own
     from ..file import writable_dir
+    from ..model import Model
     from ..report.dotplot import draw_study
     from ..training.own_recipe import OwnRecipe
     from ..training.paper import build_model
 
+    names = COMPARED.split(",") if wished is None else wished
     folder, step, result = Path(notation_or_run), 0, None
     recipes: Any = {}
     with report_errors():
@@ -123,6 +125,8 @@ def _study_gradients(
             step, title = run.step, folder.resolve().name
             if isinstance(run.recipe, OwnRecipe):
                 how = {"points": points, "repeats": repeats, "progress": True}
+                if wished is None and not isinstance(model, Model):
+                    names.remove("vimco")  # a program has no log-weights
                 result = study_own(run, model, loaded, names, **given, **how)
             else:
                 recipes = estimator_recipes(names, run, **given)

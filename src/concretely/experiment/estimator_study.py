@@ -73,6 +73,8 @@ def study_own(
     for name in names:
         if name not in ESTIMATORS:
             raise ValueError(f"unknown estimator {name!r}{did_you_mean(name, ESTIMATORS)}")
+    if "vimco" in names and not isinstance(model, Model):
+        raise ValueError("vimco must be left out for a program, as it needs the log-weights of a model")
     seed, temperature = given.pop("seed", None), given.pop("temperature", None) or recipe.temperature
     seed = recipe.seed if seed is None else seed
     index = Order(points=most, batch=points, seed=seed).indices(run.step)
