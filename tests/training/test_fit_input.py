@@ -14,6 +14,7 @@ import concretely as c
 from concretely.training.callback import Callbacks
 from concretely.training.fit import TrainingWarning
 from concretely.training.loop import DivergedError
+from concretely.training.trial import _unchanged
 
 from . import own
 from .example import assert_same
@@ -150,6 +151,55 @@ def test_parameters_without_a_gradient_are_named() -> None:
     assert sentence == "no gradient reaches 2 of 11 parameters: q.spare.weight, q.spare.bias"
     with pytest.warns(TrainingWarning, match="no gradient reaches 2 of 11 parameters"):
         fitted(c.Model(own.Prior(), Spare()))
+
+
+class Decisive(nn.Module):
+    """A program whose choices have a gradient in training only."""
+
+    def __init__(self, choice: nn.Module, spare: bool = False) -> None:
+        super().__init__()
+        self.score, self.choice, self.norm = nn.Linear(6, 4), choice, nn.BatchNorm1d(4)
+        self.spare = nn.Linear(2, 2) if spare else nn.Identity()
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        chosen = self.choice(self.norm(self.score(x)))
+        return (chosen.flatten(1)[:, 0] - x[:, 0]).square()
+
+
+class Drop(nn.Module):
+    """The drop-in function, without noise in evaluation."""
+
+    def forward(self, logits: Tensor) -> Tensor:
+        if self.training:
+            return c.gumbel_softmax(logits, tau=0.5, hard=True)
+        return nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [Drop, lambda: c.layer.Choose(2), lambda: c.layer.Choice([nn.Linear(4, 1) for _ in range(3)])],
+    ids=["gumbel_softmax", "Choose", "Choice"],
+)
+def test_parameters_with_a_gradient_in_training_only_are_trained_and_not_named(choice: Any) -> None:
+    assert said(Decisive(choice())) == []
+    (sentence,) = said(Decisive(choice(), spare=True))
+    assert sentence.startswith("no gradient reaches 2 of ")
+    assert sentence.endswith(" parameters: spare.weight, spare.bias")
+
+
+def test_the_search_for_gradients_changes_no_buffer_and_counts_nothing() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), c.layer.Codebook(4, 5)).train()
+    model(bits())
+    codebook = model[2]
+    counted, before = codebook._counted, {name: own.clone() for name, own in model.state_dict().items()}
+    counts = counted.clone()
+    with _unchanged(model.eval()):
+        model(bits())
+        assert model.training
+        assert not model[1].running_mean.equal(before["1.running_mean"])
+    assert all(own.equal(before[name]) for name, own in model.state_dict().items())
+    assert codebook._counted is counted
+    assert counted.equal(counts)
 
 
 def test_a_frozen_parameter_stays_and_is_not_named() -> None:

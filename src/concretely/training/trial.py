@@ -1,11 +1,15 @@
 """Checks of a task before its first step, so that bad input costs no work."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
 
 from ..graph.program import eval_mode
+from ..layer.base import Layer
+from ..layer.choice import Choice
 
 if TYPE_CHECKING:
     from .train_state import TrainState
@@ -26,13 +30,14 @@ def examine(state: "TrainState", note: Callable[[str], None]) -> bool:
         raise ValueError("a model must have parameters to train, got none that requires a gradient")
     with eval_mode(state.loss), torch.enable_grad():
         first = state.next_loss()
-        if not first.requires_grad:
-            raise ValueError("the loss must depend on the parameters of the model, got one without a gradient")
-        slopes = torch.autograd.grad(first, list(named.values()), allow_unused=True)
+        reached = _reached(first, named)
         second = state.next_loss()
-    if all(slope is None for slope in slopes):
+    if any(state.world.gather(len(reached) < len(named))):  # evaluation may decide without a gradient
+        with _unchanged(state.loss), torch.enable_grad():
+            reached |= _reached(state.next_loss(), named)
+    if not reached:
         raise ValueError("the loss must depend on the parameters of the model, got no gradient for any of them")
-    unused = [name.partition(".")[2] for name, slope in zip(named, slopes, strict=True) if slope is None]
+    unused = [name.partition(".")[2] for name in named if name not in reached | _taking_turns(state.loss)]
     if unused:
         some = ", ".join(unused[:NAMED]) + ", …" * (len(unused) > NAMED)
         note(f"no gradient reaches {len(unused)} of {len(named)} parameters: {some}")
@@ -44,3 +49,39 @@ def examine(state: "TrainState", note: Callable[[str], None]) -> bool:
             "torch, such as Python's random, so that steps are neither captured nor repeated exactly after a resume"
         )
     return repeats
+
+
+def _reached(loss: Tensor, named: Mapping[str, nn.Parameter]) -> set[str]:
+    """Return the names of the parameters that a loss has a gradient for."""
+    if not loss.requires_grad:
+        return set()
+    slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    return {name for name, slope in zip(named, slopes, strict=True) if slope is not None}
+
+
+def _taking_turns(loss: nn.Module) -> set[str]:
+    """Return the names of the parameters of branches, of which a step runs one."""
+    choices = [(name, part) for name, part in loss.named_modules() if isinstance(part, Choice)]
+    return {f"{name}.branches.{own}" for name, part in choices for own, _ in part.branches.named_parameters()}
+
+
+@contextmanager
+def _unchanged(loss: nn.Module) -> Iterator[None]:
+    """Inside this context, a loss is in training mode. Afterwards, buffers and layers are as they were before."""
+    modules = list(loss.modules())
+    buffers = [
+        (part, name, own, own.clone()) for part in modules for name, own in part._buffers.items() if own is not None
+    ]
+    layers = [(part, dict(part.__dict__)) for part in modules if isinstance(part, Layer)]
+    for layer, _ in layers:
+        layer.__dict__["_counted"] = None  # counts are added to it in place
+    loss.train()
+    try:
+        yield
+    finally:
+        for part, name, own, before in buffers:
+            part._buffers[name] = own
+            with torch.no_grad():
+                own.copy_(before)
+        for layer, state in layers:
+            layer.__dict__.update(state)
