@@ -175,6 +175,11 @@ def test_another_setting_has_another_default_folder(data: str, tmp_path: Path, m
         ([BUILD, "--lr", "fast"], "lr must be a number, got 'fast'"),
         ([BUILD, "--beta", "0:1"], "beta must be a number, or start:end:steps such as 1:1/2:10000, got '0:1'"),
         ([GATE], "a program of (x, y) must be given as many inputs, got 1 input"),
+        (
+            ["my_model.py"],
+            "a model of your own must be named as package.module:build or file.py:build, got 'my_model.py'",
+        ),
+        (["tests.cli"], "a model of your own must be named as package.module:build or file.py:build, got 'tests.cli'"),
         (["tests.cli.test_own:nothing"], "tests.cli.test_own:nothing must return a Model or a program, got NoneType"),
     ],
 )

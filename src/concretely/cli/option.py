@@ -129,6 +129,8 @@ def with_recipe(verb: Verb) -> Verb:
         model = arguments.get("notation")
         if given.get("model") is not None and model is None:
             fail(f"model must be named by the caller too, as it is called: add {given['model']!r} as first argument")
+        if model is not None and not is_builder_name(model) and ("." in model or model.endswith(":")):
+            fail(f"a model of your own must be named as package.module:build or file.py:build, got {model!r}")
         if model is not None:
             given["model" if is_builder_name(model) else "notation"] = model
         if own:
