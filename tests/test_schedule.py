@@ -29,3 +29,18 @@ def test_annealing_falls_by_the_same_factor_and_then_stays() -> None:
 def test_bad_schedules_are_refused_with_one_sentence(values: tuple[Any, Any, Any], sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=f"^{re.escape(sentence)}$"):
         c.Annealing(*values)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ((0,), "steps must be positive, got 0"),
+        (("10",), "steps must be a number, got str"),
+        ((10, None), "start must be a number, got NoneType"),
+        ((10, 0.0, -1.0), "end must not be negative, got -1"),
+    ],
+)
+@pytest.mark.unchecked
+def test_bad_warm_ups_are_refused_with_one_sentence(values: tuple[Any, ...], sentence: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(sentence)}$"):
+        c.Warmup(*values)

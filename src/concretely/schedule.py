@@ -56,8 +56,7 @@ class Annealing:
 
     def __post_init__(self) -> None:
         for name, value in (("start", self.start), ("end", self.end), ("steps", self.steps)):
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+            _require_number(name, value)
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, got {value:.9g}")
 
@@ -83,6 +82,8 @@ class Warmup:
     end: float = 1.0
 
     def __post_init__(self) -> None:
+        for name, value in (("steps", self.steps), ("start", self.start), ("end", self.end)):
+            _require_number(name, value)
         if not 0 < self.steps < math.inf:
             raise ValueError(f"steps must be positive, got {self.steps:.9g}")
         for name, value in (("start", self.start), ("end", self.end)):
@@ -93,3 +94,8 @@ class Warmup:
         """Return the number at an optimizer update, counted from 0."""
         gone = min(max(step / self.steps, 0.0), 1.0)
         return float(self.start + (self.end - self.start) * gone)
+
+
+def _require_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
