@@ -6,7 +6,7 @@ BENCH := .venv-bench
 export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE # else every process that a test starts would compile the package again
 
-.PHONY: demo test test-all lint types check check-all check-pyro check-ray bench clean
+.PHONY: demo test test-all lint types check check-all check-gpu check-pyro check-ray bench clean
 
 # Train a small model of handwritten digits with Concrete relaxations and with VIMCO, and compare the two.
 SMALL := 32H~64V --samples 5 --lr 3e-3 --steps 6000 --validate 500 --score-samples 1000
@@ -38,6 +38,12 @@ check: $(VENV)/test
 
 check-all: $(VENV)/test
 	$(VENV)/bin/pytest --numprocesses 2 --dist worksteal -m ''
+
+# Kernels and captured steps on a GPU. The tests above run on the CPU, kernels in Triton's interpreter.
+ON_GPU := kernel data/test_bits.py law/test_finite.py test_device.py \
+	$(addprefix training/test_,adam.py batch.py capture.py muon.py own_engine.py step_table.py)
+check-gpu: $(VENV)/test
+	CONCRETELY_GPU=1 $(VENV)/bin/pytest $(addprefix tests/,$(ON_GPU))
 
 # Variables as sites of pyro programs, which the tests above do without.
 check-pyro: $(VENV)/test

@@ -1,7 +1,7 @@
 """A seed for every test, slow tests first, little garbage collection, and counts.
 
-Shapes are checked where `tests/test_annotation.py` asks for it. The attacks in `tests/attack` say how
-much they have tried.
+The tests run on the CPU, and on a GPU only if `CONCRETELY_GPU` is set, as by `make check-gpu`. Shapes are checked where
+`tests/test_annotation.py` asks for it. The attacks in `tests/attack` say how much they have tried.
 """
 
 import gc
@@ -10,7 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
+if not os.environ.get("CONCRETELY_GPU"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch reads it when it first looks for GPUs
+settings.register_profile("suite", deadline=None, max_examples=200, derandomize=True, database=None)
+settings.load_profile("suite")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported, as by torch's compiler
 

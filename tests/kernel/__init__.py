@@ -94,10 +94,10 @@ def gradients(
 @contextmanager
 def precise(path: str) -> Iterator[None]:
     """A path of affine maps on which products are of float32, the kernels' as well as torch's own."""
-    before, products = torch.get_float32_matmul_precision(), mock.patch.dict(arithmetic.PRODUCTS, high="ieee")
+    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        with on(path, "affine", "affine_likelihood"), products, wished("high" if path == "fast" else "highest"):
+        with on(path, "affine", "affine_likelihood"), exact_products("high" if path == "fast" else "highest"):
             yield
     finally:
         torch.set_float32_matmul_precision(before)
@@ -106,6 +106,13 @@ def precise(path: str) -> Iterator[None]:
 def wished(precision: str) -> Any:
     """Have kernels choose their products as at a precision, without torch's own becoming coarser on a GPU."""
     return mock.patch("torch.get_float32_matmul_precision", return_value=precision)
+
+
+@contextmanager
+def exact_products(precision: str = "high") -> Iterator[None]:
+    """Have kernels choose their products as at a precision, but compute those of "high" in float32, too."""
+    with wished(precision), mock.patch.dict(arithmetic.PRODUCTS, high="ieee"):
+        yield
 
 
 def opcheck(checked: operator.Operator[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -18,7 +18,19 @@ from concretely.functional.linear import FewerLaunches
 from concretely.kernel import deferred, operator
 from concretely.kernel.deferred import DeferredGradient, deferred_gradients, materialized
 from tests.cases import exhaustive
-from tests.kernel import DEVICE, PATHS, assert_precise, drift, fast, kernel, on, opcheck, precise, wished
+from tests.kernel import (
+    DEVICE,
+    PATHS,
+    assert_precise,
+    drift,
+    exact_products,
+    fast,
+    kernel,
+    on,
+    opcheck,
+    precise,
+    wished,
+)
 
 SIZES = [(1, 1, 1, 1), (3, 5, 7, 9), (1, 40, 20, 70), (3, 33, 17, 1)]
 """Members, rows, outputs and inputs."""
@@ -99,7 +111,7 @@ def test_small_linear_layers_of_modules_are_affine_maps(shape: tuple[int, ...], 
     layer, x = torch.nn.Linear(5, 7).to(DEVICE), torch.randn(shape, device=DEVICE, requires_grad=True)
     leaves = x, *layer.parameters()
     calls = []
-    with wished("high"), on(path, "affine"), FewerLaunches(stacked=False):
+    with exact_products(), on(path, "affine"), FewerLaunches(stacked=False):
         assert not operator.is_watched()
         with mock.patch.object(linear, "affine", side_effect=lambda *given: calls.append(1) or affine(*given)):
             found = layer(x)
@@ -118,7 +130,7 @@ def test_small_linear_layers_of_modules_are_affine_maps(shape: tuple[int, ...], 
 def test_small_linear_layers_of_members_are_affine_maps(deferred: bool) -> None:
     shapes = (3, 90, 200), (3, 200, 200), (3, 200)  # more rows than are pulled in one launch, and fewer than weights
     x, weight, bias = (torch.randn(shape, device=DEVICE, requires_grad=True) for shape in shapes)
-    with wished("high"), on("fast", "affine"), linear.fewer_launches(stacked=True, deferred=deferred):
+    with exact_products(), on("fast", "affine"), linear.fewer_launches(stacked=True, deferred=deferred):
         found = vmap(torch.nn.functional.linear)(x, weight, bias)
         gradients = torch.autograd.grad(found.sin().sum(), (x, weight, bias))
     assert isinstance(gradients[1], DeferredGradient) == deferred

@@ -263,8 +263,8 @@ NOTATIONS = pytest.mark.parametrize("notation", ["4H~12V", "4H-4H-12V", "12V-4H-
 def model_and_inputs(notation: str) -> tuple[Any, tuple[Tensor, ...]]:
     architecture = c.parse(notation)
     make: Any = c.density if architecture.context is None else c.prediction
-    x = torch.randint(2, (7, 12), generator=torch.Generator().manual_seed(3))
-    model = make(notation, generator=torch.Generator().manual_seed(0))
+    x = torch.randint(2, (7, 12), generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    model = make(notation, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     return model, (x,) if architecture.context is None else (x, x[:, :6])
 
 
@@ -274,14 +274,14 @@ def test_models_are_scored_alike_with_logits_and_without(notation: str) -> None:
     model, inputs = model_and_inputs(notation)
 
     def evaluated() -> c.Likelihood:
-        return c.evaluate(model, *inputs, samples=50, generator=torch.Generator().manual_seed(1))
+        return c.evaluate(model, *inputs, samples=50, generator=torch.Generator(DEVICE).manual_seed(1))
 
     with precise("plain"):
         plain = evaluated()
     with precise("fast"):
         found = evaluated()
         with torch.no_grad():
-            sampled = model.sample(3, *inputs[:-1], generator=torch.Generator().manual_seed(2))
+            sampled = model.sample(3, *inputs[:-1], generator=torch.Generator(DEVICE).manual_seed(2))
     torch.testing.assert_close(found.log_likelihood, plain.log_likelihood, rtol=1e-5, atol=1e-5)
     assert set(sampled.unique().tolist()) <= {0.0, 1.0}
 
@@ -296,7 +296,7 @@ def test_models_have_the_same_gradients_with_logits_and_without(notation: str) -
             *inputs,
             estimator=c.Pathwise(temperature=0.6, prior_temperature=0.5),
             samples=3,
-            generator=torch.Generator().manual_seed(1),
+            generator=torch.Generator(DEVICE).manual_seed(1),
         )
         return torch.autograd.grad(estimate.loss, list(model.parameters()))
 
@@ -315,7 +315,7 @@ def test_models_have_the_same_gradients_with_logits_and_without(notation: str) -
 @kernel
 def test_logits_that_are_asked_for_have_their_gradient() -> None:
     model, (x,) = model_and_inputs("4H~12V")
-    visible, state = model.p.visible, torch.randn(3, 7, 4)
+    visible, state = model.p.visible, torch.randn(3, 7, 4, device=DEVICE)
     with precise("plain"):
         expected = torch.autograd.grad(visible(state).summed_log_prob(x.float(), 1).sum(), list(visible.parameters()))
     with precise("fast"):
@@ -329,7 +329,7 @@ def test_logits_that_are_asked_for_have_their_gradient() -> None:
 @kernel
 def test_functions_of_torch_differentiate_layers_without_logits() -> None:
     model, (x,) = model_and_inputs("4H-12V")
-    state = torch.randn(7, 4)
+    state = torch.randn(7, 4, device=DEVICE)
 
     def score(state: Tensor) -> Tensor:
         return model.p.visible(state).summed_log_prob(x.float(), 1).sum()
@@ -357,7 +357,7 @@ def test_rows_are_weighed_as_by_the_definition(shape: tuple[int, int, int], dtyp
     for given in ((pull, by_state.to(dtype), state.to(dtype)), (pull[:1].expand(shape[:2]), by_state, state)):
         found = fast("affine_likelihood").scale_rows(*given, dtype)
         pull = given[0].unsqueeze(-1)
-        expected = (pull * given[1]).to(dtype), (pull * given[2]).to(dtype)
+        expected = (pull * given[1]).to(given[2].dtype), (pull * given[2]).to(dtype)
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 

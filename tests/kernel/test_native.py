@@ -89,11 +89,11 @@ def test_products_of_words_are_whole() -> None:
 @kernel
 def test_normal_noise_is_precise_for_words_of_all_sizes() -> None:
     size = (2.0 ** torch.linspace(0, 31, 5_000, dtype=torch.float64)).long()
-    words = torch.cat([torch.tensor([0, 2**31 - 1, 2**31, 2**32 - 1]), size - 1, 2**32 - size]).to(DEVICE)
+    words = torch.cat([torch.tensor([0, 2**31 - 1, 2**31, 2**32 - 1]), size - 1, 2**32 - size])
     with mock.patch.object(definition, "words", return_value=words):
-        tail = definition.fractions(key(1), len(words), torch.float32, True).double()
-    truth = torch.special.ndtri(tail.abs()).copysign(tail)
-    found, _ = run("normal", words.double())
+        tail = definition.fractions.definition(key(1), len(words), torch.float32, True).double()
+    truth = torch.special.ndtri(tail.abs()).copysign(tail).to(DEVICE)
+    found, _ = run("normal", words.to(DEVICE).double())
     assert found.abs().max() > 6.3
     assert ((found - truth).abs() <= 4 * EPS * truth.abs()).all()
 

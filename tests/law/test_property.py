@@ -1,13 +1,10 @@
 """Properties at arbitrary logits, temperatures and noise, with examples sought by hypothesis."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import concretely as c
-
-settings.register_profile("suite", deadline=None, max_examples=200, derandomize=True, database=None)
-settings.load_profile("suite")
 
 LOGITS = st.floats(-1e4, 1e4, width=32)
 TEMPERATURES = st.floats(1e-3, 10)

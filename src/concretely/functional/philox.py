@@ -17,7 +17,7 @@ def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members
     """
     # an exported program must not distinguish one counter from several, nor counts that four divides from others
     exports = torch.compiler.is_exporting()
-    stream = torch.cat(four_words(key, torch.arange(-(-count // 4) + exports, device=key.device)), -1)
+    stream = torch.cat(four_words(key, torch.arange(-(-count // 4) + int(exports), device=key.device)), -1)
     return stream[:, torch.arange(count, device=key.device)] if exports else stream[:, :count]
 
 

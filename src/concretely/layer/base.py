@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 import torch
 from jaxtyping import Float
 from torch import Size, Tensor, nn
+from torch.amp.autocast_mode import is_autocast_available
 
 from ..distribution.check import LEAST
 from ..functional.arithmetic import Temperature, bool_or_none
@@ -249,6 +250,12 @@ def decide(model: nn.Module) -> dict[str, Any]:
     """Return the discrete results of all layers in a model that have learned one, by name."""
     decisions = {name: layer.decide() for name, layer in layers(model)}
     return {name: result for name, result in decisions.items() if result is not None}
+
+
+def is_autocast(kind: str) -> bool:
+    """Return whether autocast is on for a type of device."""
+    is_known = kind in ("cpu", "cuda") or is_autocast_available(kind)  # which torch 2.11 does not compile
+    return is_known and torch.is_autocast_enabled(kind)
 
 
 def require_count(name: str, value: Any, *, least: int = 1, most: float = math.inf, of: str = "") -> int:

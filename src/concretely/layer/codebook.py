@@ -6,14 +6,13 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, distributed, nn
-from torch.amp.autocast_mode import is_autocast_available
 
 from ..functional.arithmetic import bool_or_none
 from ..functional.codebook import Looked, look_up
 from ..functional.noise import Source
 from ..functional.torch_draw import sliced_source
 from ..spelling import require_one_of
-from .base import UNUSED, Layer, Setting, require_count, require_last, require_mask, require_number
+from .base import UNUSED, Layer, Setting, is_autocast, require_count, require_last, require_mask, require_number
 from .rank import assign, gathered, of_rows, reshard, sum_over_ranks, whole, world_size
 
 
@@ -171,7 +170,7 @@ class Codebook(Layer):
         require_last("x", x, self.features)
         mask = require_mask(mask, x.shape[:-1])
         kind, dtype, options = x.device.type, x.dtype, (draws, hard, counted, generator)
-        if is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        if is_autocast(kind):
             with torch.autocast(kind, enabled=False):
                 looked = self._look_up(x, mask, torch.get_autocast_dtype(kind), *options)
         else:

@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
-from torch.amp.autocast_mode import is_autocast_available
 from torch.nn.functional import linear
 
 from ..functional import balance
@@ -16,7 +15,7 @@ from ..functional.route import count, route, scale_of
 from ..functional.squashing import straight_through
 from ..functional.top_k import NOISE, Noise, inclusion
 from ..spelling import require_one_of
-from .base import UNUSED, Layer, require_count, require_last, require_mask, require_number
+from .base import UNUSED, Layer, is_autocast, require_count, require_last, require_mask, require_number
 from .rank import of_rows, sum_over_ranks, whole, world_size
 
 FEW = 2**12
@@ -168,7 +167,7 @@ class Router(Layer):
         """Return the logits, and what the scale of learned noise depends on."""
         require_last("x", x, self.features)
         kind = x.device.type
-        if is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        if is_autocast(kind):
             with torch.autocast(kind, enabled=False):
                 return self._scores(x)
         wide = cast(x, compute_dtype(x.dtype))
