@@ -15,7 +15,7 @@ from torch.distributions import Distribution, kl_divergence
 
 from .distribution.check import broadcast_shapes
 from .distribution.divergence import discrete_kl
-from .distribution.variable import DiscreteVariable
+from .distribution.variable import DiscreteVariable, Variable
 from .functional import bound as functional
 from .functional.bound import average, bound, total
 from .functional.noise import Source
@@ -174,8 +174,9 @@ def _exact_divergence(p: Trace, q: Trace, name: str, formula: Callable[..., Tens
     axes, both = q[name].axes, (q[name].distribution, p[name].distribution)
     aligned = q.rows.aligned(*both, axes=axes)
     shape = broadcast_shapes(*(one.batch_shape for one in aligned))
-    if any(one.batch_shape != shape for one in aligned):  # some formulas of torch do not broadcast
-        aligned = [one.expand(shape) for one in aligned]
+    if any(one.batch_shape != shape for one in aligned):
+        # some formulas of torch do not broadcast; ours do, and torch 2.11 cannot compile the copy of a variable
+        aligned = [one if isinstance(one, Variable) else one.expand(shape) for one in aligned]
     return q[name].total(formula(*aligned))
 
 

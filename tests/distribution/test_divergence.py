@@ -11,7 +11,7 @@ from concretely.distribution.divergence import discrete_kl
 from concretely.distribution.node import Node
 from concretely.functional.integral import mean_log_sum, mean_soft_size
 from tests.budget import assert_mean
-from tests.cases import EDGE, MASSES, Case, each
+from tests.cases import EDGE, LOG_SPACE, MASSES, Case, each
 from tests.law.test_density import plane
 
 
@@ -321,3 +321,11 @@ def test_the_divergence_of_discrete_variables_is_that_of_the_registry(case: Case
     other = c.Bernoulli(logits=0.0) if case.has_categories else c.OneHotCategorical(logits=torch.zeros(4))
     with pytest.raises(TypeError, match=r"^p and q must be of the same class, got \w+ and \w+$"):
         discrete_kl(p, other)
+
+
+@each(*MASSES, *LOG_SPACE)
+def test_divergences_broadcast(case: Case) -> None:
+    temperature = () if case in MASSES else (0.5,)
+    for shapes in (((5, 1), (3,)), ((3,), (5, 1)), ((1,), (5, 3)), ((5, 3), (1,))):
+        p, q = (case.build(case.logits(4, batch=shape), *temperature) for shape in shapes)
+        torch.testing.assert_close(kl_divergence(p, q), kl_divergence(p.expand((5, 3)), q.expand((5, 3))))

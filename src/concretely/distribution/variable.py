@@ -4,6 +4,7 @@ The package `functional` computes in at least float32, and in float64 where term
 arguments, and round the results once to the dtype of the logits.
 """
 
+import copy
 import sys
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -134,8 +135,7 @@ class Variable(PyroMixin):
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> Self:
         """Return the variable expanded to a larger batch shape."""
-        new = type(self).__new__(type(self))  # torch 2.11 does not compile copy.copy
-        new.__dict__.update(self.__dict__)
+        new = copy.copy(self)
         new._batch_shape = Size(batch_shape)
         new.logits = self.logits.expand(new.batch_shape + self.logits.shape[len(self.batch_shape) :])
         return new

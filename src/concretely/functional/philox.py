@@ -16,7 +16,7 @@ def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members
     [[1713891541, 3781805453, 3159862348, 2600524760]]
     """
     # an exported program must not distinguish one counter from several, nor counts that four divides from others
-    exports = torch.compiler.is_exporting()
+    exports = torch.compiler._is_exporting_flag  # in torch 2.11, is_exporting() is true in all compiled programs
     stream = torch.cat(four_words(key, torch.arange(-(-count // 4) + int(exports), device=key.device)), -1)
     return stream[:, torch.arange(count, device=key.device)] if exports else stream[:, :count]
 
