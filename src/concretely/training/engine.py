@@ -6,8 +6,8 @@ On a GPU the step of all members is one vmapped program, captured as a CUDA grap
 runs its own program, so that its result has the same bits as if it were trained alone.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from warnings import warn
@@ -26,7 +26,7 @@ from ..layer.base import layers
 from .capture import Captured, compiled
 from .feed import TOGETHER, Inputs, StepTable
 from .optimizer import OwnUpdate, ParameterState, StepLog, Update, guard_
-from .place import buffers_of, joined_state, keeping_buffers, over_members, places_of
+from .place import State, buffers_of, joined_state, keeping_buffers, over_members, path_of, places_of
 from .rank_step import RankStep
 from .rng import Purpose, has_drawn, seed_torch, torch_generators
 from .stream import EndOfDataError
@@ -43,20 +43,6 @@ METRICS = 5
 """The number of entries of `TrainState.metrics`."""
 TINY = 1e-6
 """Added to norms, so that a gradient of zero can be divided by its norm."""
-
-State = dict[str, Tensor]
-"""The tensors that training steps change, by their names in a checkpoint.
-
-Parameters and buffers are `model/…` and `estimator/…`. The optimizer's moments of the gradients are `first/…` and
-`second/…`, the running average of parameters is `ema/…`. The `StepLog` is `row/sums` and `row/first_nonfinite`, and
-`row/metrics` are sums of the gradient norm and the metrics of the task, and their number. The first axis of every
-tensor counts members.
-"""
-
-
-def path_of(name: str) -> str:
-    """Return the key in a `State` of a parameter or buffer of a `MemberLoss`, such as `model/p.top.logits`."""
-    return name.replace(".", "/", 1)
 
 
 class Engine:
@@ -215,6 +201,8 @@ class _Program:
         draws = first.draws * task.parts, first.monitor_draws
         self._table = StepTable(runs, draws=draws[0], monitor_draws=draws[1])
         self._ones = torch.ones(len(runs), device=first.device)
+        # torch has the weight of a single loss by itself, in less time
+        self._weight = None if len(runs) == task.parts == 1 else self._ones / task.parts
         self._works = dict[Hashable, Callable[[], None]]()
         captures = first.device.type == "cuda" and all(run.may_capture for run in runs)
         self.stream = torch.cuda.Stream(first.device) if captures else None
@@ -302,35 +290,42 @@ class _Program:
     def _differentiated(self) -> tuple[Tensor, dict[str, Tensor], Inputs]:
         """Return the loss and its gradients, averaged over the parts of a step, and the inputs of the last part."""
         parts, total, gradients, inputs = self._task.parts, self._ones, dict[str, Tensor](), None
-        weight = self._ones if parts == 1 else self._ones / parts
         for part in range(parts):
             inputs = self._table.batch(part)
             with self._computing(inputs):
                 loss = self._losses(self._loss, inputs, Purpose.NOISE, part)
-                slopes = self._slopes(loss, weight.to(loss.dtype))
-            loss = loss.detach()
+                slopes = self._slopes(loss)
+            loss = self._by_member(loss.detach())
             total = loss if parts == 1 else (total * bool(part) + loss / parts)
             for name, slope in zip(self._leaves, slopes, strict=True):
                 if slope is not None:
-                    own = slope if self._vmapped else slope.unsqueeze(0)
+                    own = self._by_member(slope)
                     gradients[name] = gradients[name] + own if name in gradients else own
         return total, gradients, inputs
 
-    def _slopes(self, loss: Tensor, weight: Tensor) -> Sequence[Tensor | None]:
+    def _slopes(self, loss: Tensor) -> Sequence[Tensor | None]:
         """Return the gradients of all leaves; if they are sharded, of the parts of this rank."""
+        weight = None if self._weight is None else self._weight.to(loss.dtype).view_as(loss)
         if self._sharding is not None:
             return self._sharding.gradients(loss, weight)
         return torch.autograd.grad([loss], list(self._leaves.values()), [weight], allow_unused=True)
 
-    @contextmanager
-    def _computing(self, inputs: Inputs) -> Iterator[None]:
-        """Inside this context, losses and gradients are computed. Ranks average whole gradients, not factors."""
+    def _by_member(self, tensor: Tensor) -> Tensor:
+        """Return a result of the program with an axis of members, which a program that is not vmapped lacks."""
+        return tensor if self._vmapped else tensor.unsqueeze(0)
+
+    def _computing(self, inputs: Inputs) -> AbstractContextManager[Any]:
+        """Return the context to compute losses and gradients in. Ranks average whole gradients, not factors."""
         defers = self._vmapped and self._ranks is None
         layers: AbstractContextManager[None] = deferred_gradients() if defers else nullcontext()
         if self.stream is not None and not self._task.compiles:
             layers = fewer_launches(stacked=self._vmapped, deferred=defers)
-        with nullcontext() if self._ranks is None else self._ranks.drawing(inputs), layers:
-            yield
+        if self._ranks is None:
+            return layers
+        both = ExitStack()
+        both.enter_context(self._ranks.drawing(inputs))
+        both.enter_context(layers)
+        return both
 
     def _keep_buffers(self) -> None:
         """Copy buffers that the model has replaced by new tensors to where checkpoints and later steps read them."""
@@ -345,7 +340,7 @@ class _Program:
         assert self._monitor is not None
         gathered = nullcontext() if self._sharding is None else self._sharding.gathered()
         with gathered, self._computing(inputs):
-            measured = self._losses(self._monitor, inputs, Purpose.GAP)
+            measured = self._by_member(self._losses(self._monitor, inputs, Purpose.GAP))
         measured = measured if self._ranks is None else self._ranks.world.mean(measured)
         excess = (measured if measured.dim() == 1 else measured[:, 0]) - loss
         self._log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
@@ -359,7 +354,7 @@ class _Program:
         return norm if self._sharding is None else self._sharding.norm(norm)
 
     def _losses(self, function: MemberLoss, inputs: Inputs, purpose: Purpose, part: int = 0) -> Tensor:
-        """Return the loss of every member, with the keys of a purpose."""
+        """Return the loss of every member (see `_by_member`), with the keys of a purpose."""
         keys, controls = self._table.keys[purpose], self._table.controls
         if purpose is Purpose.NOISE and self._task.parts > 1:
             keys = keys[part * self._runs[0].draws : (part + 1) * self._runs[0].draws]
@@ -367,14 +362,15 @@ class _Program:
         return call(function, inputs, keys, controls)
 
     def _called(self, function: MemberLoss, inputs: Inputs, keys: Tensor, controls: Tensor) -> Tensor:
-        """Return the loss of every member."""
+        """Return the loss of every member (see `_by_member`)."""
         seeds, noise = not self._task.reseeds, (lambda keys: keys) if self._ranks is None else self._ranks.world.noise
         if not self._vmapped:
             own = inputs[0] if isinstance(inputs, Tensor) else tree_map_only(Tensor, lambda tensor: tensor[0], inputs)
             # on a GPU, reading numbers would wait for it
-            numbers = controls[:, 0].tolist() if controls.is_cpu and not self._task.compiles else controls[:, 0]
-            value: Tensor = function(own, noise(Keys(keys[:, 0], seeds_torch=seeds)), tuple(numbers))
-            return value.unsqueeze(0)
+            reads, numbers = controls.is_cpu and not self._task.compiles, controls[:, 0] if self._task.controls else ()
+            given = tuple(numbers.tolist() if reads and isinstance(numbers, Tensor) else numbers)
+            value: Tensor = function(own, noise(Keys(keys[:, 0], seeds_torch=seeds)), given)
+            return value
 
         places = places_of(function)
         own = {name: (self._leaves | self._constants)[name] for name in places.values()}

@@ -86,8 +86,9 @@ def guard_(
         rate = kernel.guard_(*log, list(tensors), loss, sizes.step, sizes.rate)
         return sizes._replace(rate=rate)
     if loss.is_cpu and len(loss) == 1:
-        number = loss.item()
-        log.sums.add_(torch.tensor([-number, 1.0, 0.0, 0.0], dtype=log.sums.dtype))
+        number, sums = loss.item(), log.sums.numpy()[0]
+        sums[0] -= number
+        sums[1] += 1
         if math.isfinite(number) and log.first_nonfinite.item() < 0 and _have_finite_sums(*tensors):
             return sizes
     else:
@@ -111,6 +112,9 @@ def adam_(
 ) -> None:
     """Update parameters by Adam [kingma2015adam]. `decays` says which of the parameters have an L2 penalty."""
     gradients = [_laid_out(each, state.parameter) for each, state in zip(gradients, states, strict=True)]
+    if states[0].parameter.is_cpu:
+        _fused_adam_(states, gradients, sizes, decays)
+        return
     floats = all(state.parameter.dtype == torch.float32 for state in states)
     kernel = kernels("adam", states[0].parameter) if floats else None
     if kernel is not None:
@@ -119,8 +123,6 @@ def adam_(
             parameters, firsts, seconds = (list(each) for each in zip(*states[part], strict=True))
             slopes, constants = list(gradients[part]), (BETA1, BETA2, EPSILON)
             kernel.adam_(parameters, firsts, seconds, slopes, list(decays[part]), *sizes[:4], *constants)
-    elif states[0].parameter.is_cpu:
-        _fused_adam_(states, gradients, sizes, decays)
     else:
         _plain_adam_(states, gradients, sizes, decays)
 
@@ -134,18 +136,20 @@ def _fused_adam_(
     states: Sequence[ParameterState], gradients: Sequence[Tensor], sizes: StepSizes, decays: Sequence[bool]
 ) -> None:
     """Update parameters by torch's fused Adam, which reads the step sizes on the host."""
-    rates, factors, steps = (part.tolist() for part in (sizes.rate, sizes.decay, sizes.step))
-    for member in (member for member, rate in enumerate(rates) if rate != 0):
-        count = torch.tensor(steps[member] + 1.0)  # the number of this step
-        for penalty in sorted({factors[member] * decay for decay in decays}):
-            chosen = [k for k, decay in enumerate(decays) if factors[member] * decay == penalty]
+    columns = [*map(list, zip(*states, strict=True)), list(gradients)]
+    rates, factors, steps = sizes.rate.tolist(), sizes.decay.tolist(), sizes.step.tolist()
+    for member, (rate, factor, step) in enumerate(zip(rates, factors, steps, strict=True)):
+        if rate == 0:
+            continue
+        count = torch.tensor(step + 1.0)  # the number of this step
+        # every entry is updated alone, so that the axis of a single member may stay
+        own = columns if len(rates) == 1 else [[part[member] for part in column] for column in columns]
+        penalties = [factor * decay for decay in decays]
+        for penalty in set(penalties):
             parameters, firsts, seconds, slopes = (
-                # every entry is updated alone, so that the axis of a single member may stay
-                list(parts) if len(rates) == 1 else [part[member] for part in parts]
-                for parts in zip(*((*states[k], gradients[k]) for k in chosen), strict=True)
+                [part for part, other in zip(column, penalties, strict=True) if other == penalty] for column in own
             )
-            counts = [count] * len(chosen)
-            _ADAM(parameters, slopes, firsts, seconds, [], counts, lr=rates[member], weight_decay=penalty)
+            _ADAM(parameters, slopes, firsts, seconds, [], [count] * len(slopes), lr=rate, weight_decay=penalty)
 
 
 def _plain_adam_(

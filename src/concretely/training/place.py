@@ -12,6 +12,21 @@ if TYPE_CHECKING:
     from .train_state import TrainState
 
 
+State = dict[str, Tensor]
+"""The tensors that training steps change, by their names in a checkpoint.
+
+Parameters and buffers are `model/…` and `estimator/…`. The optimizer's moments of the gradients are `first/…` and
+`second/…`, the running average of parameters is `ema/…`. The `StepLog` is `row/sums` and `row/first_nonfinite`, and
+`row/metrics` are sums of the gradient norm and the metrics of the task, and their number. The first axis of every
+tensor counts members.
+"""
+
+
+def path_of(name: str) -> str:
+    """Return the key in a `State` of a parameter or buffer of a `MemberLoss`, such as `model/p.top.logits`."""
+    return name.replace(".", "/", 1)
+
+
 def places_of(function: nn.Module) -> dict[str, str]:
     """Return the name of every parameter and buffer for each place where it is used.
 
@@ -61,7 +76,7 @@ def over_members(numbers: Float[Tensor, " members"], like: Tensor) -> Tensor:
     return numbers.view(-1, *(1,) * (like.dim() - 1)).to(like.dtype)
 
 
-def joined_state(runs: Sequence["TrainState"]) -> dict[str, Tensor]:
+def joined_state(runs: Sequence["TrainState"]) -> State:
     """Concatenate the states of several runs, and make the state of each run a view of the result."""
     state = {name: torch.cat([run.state[name] for run in runs]) for name in runs[0].state}
     for member, run in enumerate(runs):

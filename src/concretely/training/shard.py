@@ -70,7 +70,7 @@ class Sharding:
             whole = placed.to_local()
         own.copy_(whole)
 
-    def gradients(self, loss: Tensor, weight: Tensor) -> list[Tensor | None]:
+    def gradients(self, loss: Tensor, weight: Tensor | None) -> list[Tensor | None]:
         """Return the gradients of the parts of this rank, averaged over ranks, in the order of the parameters."""
         loss.backward(weight)
         gradients = []

@@ -14,11 +14,11 @@ from ..functional.noise import Keys
 from ..graph.program import eval_mode
 from ..schedule import at_step
 from .checkpoint import require_tensors
-from .engine import State, path_of
 from .own_method import own_task_of
 from .own_recipe import OwnRecipe, RunRecipe
 from .paper import paper_recipe, paper_task
 from .parallel import ALONE, World
+from .place import State, path_of
 from .rng import Purpose, keys_of, seed_torch, torch_generators
 from .task import Task
 from .torch_optimizer import PREFIX, TorchOptimizer
