@@ -6,10 +6,11 @@ The KL between relaxations is computed between their unsquashed variables, as an
 import torch
 from torch import Tensor
 from torch.distributions import kl_divergence, register_kl
+from torch.nn.functional import softplus
 
-from ..functional import hard_concrete, subset
+from ..functional import bernoulli, hard_concrete, subset
 from ..functional.arithmetic import bool_or_none, cast, is_forward_differentiated, is_transformed, to_float64
-from ..functional.categorical import expectation
+from ..functional.categorical import expectation, share
 from ..functional.circuit import NormalNoise
 from ..functional.gumbel import EULER
 from ..functional.integral import mean_log_sum, mean_shared_noise, mean_soft_size
@@ -81,10 +82,10 @@ def _hard_concrete(p: HardConcrete, q: HardConcrete) -> Tensor:
 
 @register_kl(Bernoulli, Bernoulli)
 def _bernoulli(p: Bernoulli, q: Bernoulli) -> Tensor:
-    log_p, log_q = (
-        torch.nn.functional.logsigmoid(torch.stack([-to_float64(d.logits), to_float64(d.logits)], -1)) for d in (p, q)
-    )
-    return cast(expectation(log_p, log_p - log_q), p.logits.dtype)
+    against = [sign * to_float64(variable.logits) for sign in (1, -1) for variable in (p, q)]  # the states 0 and 1
+    log_p0, log_q0, log_p1, log_q1 = (-softplus(log_odds, threshold=bernoulli.EXACT) for log_odds in against)
+    zero, one = share(log_p0 - log_q0, log_p0.exp()), share(log_p1 - log_q1, log_p1.exp())
+    return cast(zero + one, p.logits.dtype)
 
 
 @register_kl(OneHotCategorical, OneHotCategorical)

@@ -14,7 +14,7 @@ from .hypercube import category_of, corner_of
 from .log_simplex import noise_of_key, one_hot_argmax, perturb
 from .noise import gumbel as noise
 
-__all__ = ["draw", "expectation", "log_mass", "log_probs", "noise", "push", "score", "weighted"]
+__all__ = ["draw", "expectation", "log_mass", "log_probs", "noise", "push", "score", "share", "weighted"]
 
 category_axes = 1
 
@@ -44,9 +44,14 @@ def log_mass(
     return scores.gather(-1, category.expand(shape).unsqueeze(-1)).squeeze(-1)
 
 
+def share(quantity: Float[Tensor, "..."], weight: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return a weight times a quantity. A weight of 0 gives 0 even where the quantity is infinite."""
+    return weight * torch.where(weight == 0, 0, quantity)
+
+
 def weighted(quantity: Float[Tensor, "*batch n"], weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*out"]:
-    """Return the weighted sum over categories. A weight of 0 adds 0 even where the quantity is infinite."""
-    return (weight * torch.where(weight == 0, 0, quantity)).sum(-1)
+    """Return the weighted sum over categories (see `share`)."""
+    return share(quantity, weight).sum(-1)
 
 
 def expectation(log_probs: Float[Tensor, "*batch n"], quantity: Float[Tensor, "*shape n"]) -> Float[Tensor, "*out"]:

@@ -174,7 +174,8 @@ def _use(trace: Trace, name: str, source: Source) -> dict[str, Tensor]:
 def _variance(rows: Tensor, ranks: Slice | None) -> Tensor:
     """Return the variance over the rows of all ranks."""
     if ranks is None:
-        return rows.float().var(0, correction=0)
+        rows = rows.float()
+        return (rows - rows.mean(0)).square().mean(0)  # torch's own takes several times as long
     spread, mean = torch.var_mean(rows.double(), 0, correction=0)
     square = ranks.mean(spread + mean.square())
     return (square - ranks.mean(mean).square()).float()
