@@ -43,7 +43,7 @@ class Keys:
 
     def next(self) -> Int64[Tensor, "1 2"]:
         """Return the key of the next draw."""
-        if self.used == len(self._keys):
+        if self.used == self._keys.shape[0]:
             raise ValueError(f"keys must have one row for each draw, got only {self.used}")
         self.used += 1
         return self._keys[self.used - 1 : self.used]
@@ -51,7 +51,7 @@ class Keys:
 
 FEW = {"cpu": 2**11, "cuda": 2**22}
 """Up to this number of draws, the time depends on the number of operations, and not on their work."""
-Source = Generator | Keys | Slice
+Source = Keys | Slice | Generator
 Key = tuple[int, int] | Int64[Tensor, "1 2"]
 """The key of a draw: two numbers, which need no launch, or a tensor, which can change in a captured graph."""
 _OFFSETS = Lock()
@@ -301,14 +301,10 @@ def _numpy_fractions(
 
     It is faster than `fractions` and gives other numbers.
     """
-    if size < 0:
-        return _from_words(_numpy_words(key, 0, _count_words(count, dtype)), count, dtype, signed)
-    found, of_word = [], 1 if dtype == torch.float64 else 2
-    for start in range(first, first + blocks * stride, stride):
-        word, skipped = divmod(start, of_word)
-        drawn = _numpy_words(key, word, _count_words(skipped + size, dtype))
-        found.append(_from_words(drawn, skipped + size, dtype, signed)[:, skipped:])
-    return torch.cat(found, -1)
+    keys, length = key.numpy().view(np.uint64), count if size < 0 else size
+    starts = (0,) if size < 0 else range(first, first + blocks * stride, stride)
+    drawn = [_fractions_from(own, start, length, dtype, signed) for own in keys for start in starts]
+    return torch.from_numpy(drawn[0] if len(drawn) == 1 else np.concatenate(drawn)).view(len(keys), count)
 
 
 _cpu_fractions = torch.library.custom_op("concretely::cpu_fractions", _numpy_fractions, mutates_args=())
@@ -316,12 +312,23 @@ _cpu_fractions.register_fake(lambda key, count, dtype, signed, *_: key.new_empty
 _cpu_fractions.register_vmap(lambda *given: batched(_cpu_fractions, *given))
 
 
-def _numpy_words(key: Tensor, first: int, count: int) -> Int64[Tensor, "members {count}"]:
-    """Return `count` words of numpy's Philox from a place on, for every key."""
+def _fractions_from(key: np.ndarray, first: int, count: int, dtype: torch.dtype, signed: bool) -> np.ndarray:
+    """Return `count` fractions of a key from a place on: one of 52 bits or two of 32 for each word (see `_from_words`).
+
+    Numpy converts them in fewer operations than torch.
+    """
     # torch's generator would use only 32 bits of the seed, so that keys would collide
-    counter, skipped = divmod(first, 4)  # each counter gives four words
-    drawn = [_philox(each, counter).random_raw(skipped + count)[skipped:] for each in key.numpy().view(np.uint64)]
-    return torch.from_numpy((drawn[0][None] if len(drawn) == 1 else np.stack(drawn)).view(np.int64))
+    of_word = 1 if dtype == torch.float64 else 2
+    start, end = first // of_word, -(-(first + count) // of_word)
+    counter = start // 4  # each counter gives four words
+    word = _philox(key, counter).random_raw(end - 4 * counter)[start - 4 * counter :]
+    if dtype == torch.float64:
+        whole = word.view(np.int64) >> 12
+        return ((whole if signed else whole + 2**51) + 0.5) * 2.0**-52
+    half = word.view(np.int32 if signed else np.uint32)[first % 2 : first % 2 + count].astype(np.float32)
+    half += 0.5
+    half *= 2.0**-32
+    return half
 
 
 def _philox(key: np.ndarray, counter: int) -> np.random.Philox:
