@@ -95,6 +95,8 @@ def loss(
     """
     signal, baseline = signal or {}, baseline or {}
     log_q = weights.log_q if weights.divides or signal else {}
+    if not signal and not baseline and is_fused(weights, objective):
+        return functional.loss(list(weights.log_p.values()), list(log_q.values()), (), (), objective is average)
     everywhere = all(not given or given.keys() == log_q.keys() for given in (signal, baseline))
     if is_fused(weights, objective) and everywhere:
         terms, signals, baselines = ([part[name] for name in log_q if part] for part in (log_q, signal, baseline))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, UInt8
-from torch import Tensor
+from torch import Size, Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import linear
 
@@ -244,6 +244,11 @@ def wide_noise(value: Tensor, logits: Tensor, temperature: float) -> Tensor:
     return torch.add(-to_float64(logits), value, alpha=temperature)
 
 
+def sum_to(value: Tensor, shape: Size) -> Tensor:
+    """Sum a gradient over the axes that broadcasting added to a shape, without a call of torch if there are none."""
+    return value if value.shape == shape else value.sum_to_size(shape)
+
+
 def save_noise(ctx: Any, value: Tensor, logits: Tensor, temperature: float) -> None:
     """Save the temperature, shapes and dtypes, which the derivatives of `invert_noise` need."""
     ctx.temperature = temperature
@@ -254,9 +259,9 @@ def noise_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | Non
     """Return the gradients of the value and the logits, from the gradient of the noise."""
     by_value = by_logits = None
     if ctx.needs_input_grad[0]:
-        by_value = cast((ctx.temperature * grad).sum_to_size(ctx.value[0]), ctx.value[1])
+        by_value = cast(sum_to(ctx.temperature * grad, ctx.value[0]), ctx.value[1])
     if ctx.needs_input_grad[1]:
-        by_logits = cast(-grad.sum_to_size(ctx.logits[0]), ctx.logits[1])
+        by_logits = cast(-sum_to(grad, ctx.logits[0]), ctx.logits[1])
     return by_value, by_logits
 
 

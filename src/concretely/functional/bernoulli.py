@@ -15,8 +15,8 @@ from ..kernel.deferred import is_deferring
 from ..kernel.layout import by_bits, row_sums
 from ..kernel.operator import Arranged, is_plain, operator, plain_apply
 from . import arithmetic
-from .arithmetic import affine, cast, compute_dtype, may_multiply, product_of
-from .draw import is_recorded
+from .arithmetic import affine, cast, compute_dtype, may_multiply, product_of, sum_to
+from .draw import is_recorded, sum_axes
 from .noise import logistic as noise
 from .noise import logistic_of
 from .philox import fractions
@@ -43,20 +43,22 @@ def push(logits: Float[Tensor, "..."], noise: Float[Tensor, "..."], squash: str 
     return 2 * upper - 1 if squash == "corner" else upper
 
 
-def log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..."], squash: str = "bit") -> Float[Tensor, "..."]:
-    """Return the log probability of a state."""
+def log_mass(
+    value: Float[Tensor, "..."], logits: Float[Tensor, "..."], squash: str = "bit", axes: int = 0
+) -> Float[Tensor, "..."]:
+    """Return the log probability of a state, summed over the last `axes` axes."""
     logits = cast(logits, compute_dtype(logits.dtype))
     state = value.detach().to(logits.dtype)
     sign = -state if squash == "corner" else torch.rsub(state, 1, alpha=2)  # 1 - 2 state
     if is_recorded(logits):
-        log_prob: Tensor = plain_apply(_LogMass)(logits, sign)[0]
+        log_prob: Tensor = plain_apply(_LogMass)(logits, sign, axes)[0]
         return log_prob
-    return _minus_softplus(logits * sign)
+    return _log_mass_against(logits * sign, axes)
 
 
-def _minus_softplus(log_odds: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return the log probability of a state from the log-odds against it."""
-    return softplus(log_odds, threshold=EXACT).neg_()
+def _log_mass_against(log_odds: Float[Tensor, "..."], axes: int) -> Float[Tensor, "..."]:
+    """Return the log probability of a state from the log-odds against it, summed over the last `axes` axes."""
+    return sum_axes(softplus(log_odds, threshold=EXACT), axes).neg_()
 
 
 class _LogMass(torch.autograd.Function):
@@ -66,21 +68,24 @@ class _LogMass(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, sign: Tensor, axes: int) -> tuple[Tensor, Tensor]:
         against = logits * sign
-        ctx.shape = logits.shape
+        ctx.shape, ctx.axes = logits.shape, axes
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(sign, against)
-        return _minus_softplus(against), against
+        return _log_mass_against(against, axes), against
 
     @staticmethod
-    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, None, None]:
         (sign, against), (by_log_mass, by_against) = ctx.saved_tensors, by
         gradient = None if by_against is None else by_against * sign
         if by_log_mass is not None:
-            slope = torch.sigmoid(against) * by_log_mass * -sign
+            slope, factor = torch.sigmoid(against), -by_log_mass[(..., *[None] * ctx.axes)]
+            # in place unless there may be derivatives of it, or a batch of gradients
+            is_final = not torch.is_grad_enabled() and is_plain((factor,))
+            slope = slope.mul_(sign).mul_(factor) if is_final else slope * sign * factor
             gradient = slope if gradient is None else gradient + slope
-        return None if gradient is None else gradient.sum_to_size(ctx.shape), None
+        return None if gradient is None else sum_to(gradient, ctx.shape), None, None
 
 
 def interpolated_log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -140,7 +145,7 @@ def log_likelihood(
     bits = bits.to(compute_dtype(logits.dtype))
     if members and logits.dim() > bits.dim():
         bits = bits.view(*bits.shape[:members], *[1] * (logits.dim() - bits.dim()), *bits.shape[members:])
-    return log_mass(bits, logits).sum(tuple(range(-axes, 0)))
+    return log_mass(bits, logits, axes=axes)
 
 
 def _scores_fit(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, *_: Any) -> bool:

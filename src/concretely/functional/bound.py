@@ -111,10 +111,9 @@ def loss_of(
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
     """Return the results of `loss` for log-weights."""
     value = average(log_w, axis) if averages else bound(log_w, axis)
-    result = -value
-    if signal:
-        result = result - score_function(log_q, signal, baseline, axis)
-    return result.mean(tuple(range(axis, result.dim()))), value.detach(), log_w.detach()
+    result = value + score_function(log_q, signal, baseline, axis) if signal else value
+    mean = result.mean(tuple(range(axis, result.dim()))) if axis else result.mean()
+    return -mean, value.detach(), log_w.detach()
 
 
 def score_function(log_q: Terms, signal: Terms, baseline: Terms = (), axis: int = 0) -> Float[Tensor, "..."]:

@@ -47,7 +47,11 @@ def pull(by: Float[Tensor, "..."], node: Float[Tensor, "..."], temperature: Temp
 
 def standard_log_density(noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Return the log density of the standard logistic distribution at `noise`, which is modified in place."""
-    size = noise.abs_().neg_()
+    return _log_density_at(noise.abs_().neg_())
+
+
+def _log_density_at(size: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return the log density of the standard logistic distribution from minus the size of the noise."""
     return size.sub(softplus(size), alpha=2)
 
 
@@ -84,19 +88,25 @@ class _LogDensity(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        noise = arithmetic.wide_noise(value, logits, temperature).to(torch.float32)
-        arithmetic.save_noise(ctx, value, logits, temperature)
+        # minus the noise, of which the density is the same
+        minus = torch.sub(to_float64(logits), value, alpha=temperature).to(torch.float32)
+        ctx.temperature, ctx.value, ctx.logits = temperature, (value.shape, value.dtype), (logits.shape, logits.dtype)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(noise)
-        return standard_log_density(noise.clone()).add_(math.log(temperature)), noise
+        ctx.save_for_backward(minus)
+        return _log_density_at(minus.abs().neg_()).add_(math.log(temperature)), minus
 
     @staticmethod
     def backward(ctx: Any, *grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        (noise,), (by, by_noise) = ctx.saved_tensors, grad
+        (minus,), (by, by_minus) = ctx.saved_tensors, grad
         if by is not None:
-            slope = torch.addcmul(by, by, torch.sigmoid(noise), value=-2)  # times -tanh(noise / 2)
-            by_noise = slope if by_noise is None else slope + by_noise
-        return (None, None, None) if by_noise is None else (*arithmetic.noise_gradients(ctx, by_noise), None)
+            slope = torch.addcmul(by, by, torch.sigmoid(minus), value=-2)  # times -tanh(minus / 2)
+            by_minus = slope if by_minus is None else slope + by_minus
+        by_value = by_logits = None
+        if by_minus is not None and ctx.needs_input_grad[0]:
+            by_value = cast(arithmetic.sum_to(-ctx.temperature * by_minus, ctx.value[0]), ctx.value[1])
+        if by_minus is not None and ctx.needs_input_grad[1]:
+            by_logits = cast(arithmetic.sum_to(by_minus, ctx.logits[0]), ctx.logits[1])
+        return by_value, by_logits, None
 
 
 def noise_of_key(key: Int64[Tensor, "members 2"], samples: int, units: int) -> Float[Tensor, "members m units"]:
