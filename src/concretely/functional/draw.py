@@ -16,7 +16,7 @@ from torch import Size, Tensor
 
 from ..kernel import operator as registry
 from ..kernel.operator import is_plain, is_watched, plain_apply
-from .arithmetic import Temperature, cast, compute_dtype, filled
+from .arithmetic import Temperature, cast, compute_dtype, filled, sum_to
 from .noise import Key, Keys, Slice, Source, kernel_key, key_of, key_tensor
 from .squashing import Squashing
 from .torch_draw import sliced_source
@@ -43,11 +43,13 @@ def draw_node(
     squashing: Squashing | None = None,
     axes: int = 0,
     connects: bool = False,
+    finite: bool = False,
 ) -> Drawn:
     """Draw nodes of a law and squash them, without rounding to the dtype of the logits.
 
     `axes` is the number of last batch axes that the caller will sum over, a hint for fusion. With `connects`, log
-    densities have a gradient of zero by the logits where that costs nothing, in one autograd node with the draw.
+    densities have a gradient of zero by the logits where that costs nothing, in one autograd node with the draw. With
+    `finite`, the logits are known to be finite.
     """
     lead = logits.dim() - law.category_axes
     samples = Size(sample_shape).numel()
@@ -75,7 +77,7 @@ def draw_node(
     # two operations of a binary node are recorded by autograd in less time than a function of several is called
     is_long = squashing is not None or law.category_axes > 0 or connects
     if is_long and law.pull is not None and _is_positive(temperature[0]) and is_recorded(logits):
-        pushed = logits, noise, law, temperature[0], squashing, connects
+        pushed = logits, noise, law, temperature[0], squashing, connects, finite
         node, value, log_density = plain_apply(_Push)(*pushed)
         if log_density is not None:
             return Drawn(node if value is None else value, lambda: log_density, node=node)
@@ -113,35 +115,38 @@ class _Push(torch.autograd.Function):
         temperature: float,
         squashing: Squashing | None,
         connects: bool,
+        finite: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         node = law.push(logits, temperature, noise)
         ctx.law, ctx.temperature, ctx.squashing = law, temperature, squashing
         ctx.shape, ctx.dtype = logits.shape, logits.dtype
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(node)
-        value = None if squashing is None else squashing(node, logits.dtype)
+        shared = None if squashing is None else squashing.share(node)
+        ctx.save_for_backward(node, shared)
+        value = None if squashing is None else squashing(node, logits.dtype, finite=finite, shared=shared)
         log_density = cast(law.log_density_of_noise(noise, temperature), logits.dtype) if connects else None
         return node, value, log_density
 
     @staticmethod
     def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, ...]:
         # the log density does not depend on the logits
-        (node,), (by_node, by_value, by_log_density) = ctx.saved_tensors, by
+        (node, shared), (by_node, by_value, by_log_density) = ctx.saved_tensors, by
         if by_value is not None:
-            pulled = ctx.squashing.pull(by_value, node)
+            pulled = ctx.squashing.pull(by_value, node, shared)
             by_node = pulled if by_node is None else pulled + by_node
         if by_node is None:
             zero = None if by_log_density is None else by_log_density.new_zeros(ctx.shape, dtype=ctx.dtype)
-            return zero, None, None, None, None, None
-        by_logits = ctx.law.pull(by_node, node, ctx.temperature).sum_to_size(ctx.shape)
-        return cast(by_logits, ctx.dtype), None, None, None, None, None
+            return zero, *[None] * 6
+        by_logits = sum_to(ctx.law.pull(by_node, node, ctx.temperature), ctx.shape)
+        return cast(by_logits, ctx.dtype), *[None] * 6
 
 
 def score_node(law: Any, value: Tensor, logits: Tensor, *temperature: Temperature, axes: int = 0) -> Tensor:
     """Return the log densities of nodes in the dtype of the logits, summed over the last `axes` batch axes."""
+    has_kernel = law.score is not None and registry.is_launchable(value) and not _is_fused()
+    if not has_kernel or not all(map(is_one_number, temperature)):
+        return sum_axes(cast(law.log_density(value, logits, *temperature), logits.dtype), axes)
     defined = partial(law.log_density, value, logits, *temperature)
-    if law.score is None or _is_fused() or not all(map(is_one_number, temperature)):
-        return sum_axes(cast(defined(), logits.dtype), axes)
     return _scored(law, value, logits, lambda: of_member(value, *temperature), axes, defined)
 
 

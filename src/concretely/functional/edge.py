@@ -31,15 +31,22 @@ class Cell(NamedTuple):
 
 def near_zero(dtype: torch.dtype) -> Cell:
     """Return the cell next to 0."""
-    last = smallest(dtype)
-    spacing = last if dtype == torch.float16 else last * torch.finfo(dtype).eps
-    return Cell(last, last + spacing / 2)
+    return _CELLS[dtype][0]
 
 
 def near_one(dtype: torch.dtype) -> Cell:
     """Return the cell next to 1, measured as a distance from 1."""
-    eps = float(torch.finfo(dtype).eps)
-    return Cell(eps / 2, 3 * eps / 4)
+    return _CELLS[dtype][1]
+
+
+def _cells(dtype: torch.dtype) -> tuple[Cell, Cell]:
+    last, eps = smallest(dtype), float(torch.finfo(dtype).eps)
+    spacing = last if dtype == torch.float16 else last * eps
+    return Cell(last, last + spacing / 2), Cell(eps / 2, 3 * eps / 4)
+
+
+_CELLS = {dtype: _cells(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+"""The cells next to 0 and 1 by dtype. `torch.finfo` takes longer than an operation."""
 
 
 def coarser(one: torch.dtype, other: torch.dtype) -> torch.dtype:

@@ -45,11 +45,21 @@ class Squashing(ABC):
     """The name of the map in kernels."""
 
     @abstractmethod
-    def __call__(self, node: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the value of a node. It is clamped so that rounding to `dtype` will not reach the edge."""
+    def __call__(
+        self, node: Tensor, dtype: torch.dtype, *, finite: bool = False, shared: Tensor | None = None
+    ) -> Tensor:
+        """Return the value of a node. It is clamped so that rounding to `dtype` will not reach the edge.
+
+        The value of an infinite node stays on the edge. With `finite`, there is none. `shared` is the result of
+        `share`, if it was called.
+        """
 
     @abstractmethod
-    def pull(self, by_value: Tensor, node: Tensor) -> Tensor:
+    def share(self, node: Tensor) -> Tensor:
+        """Return what both the value of a node and its gradient are computed from, outside autograd."""
+
+    @abstractmethod
+    def pull(self, by_value: Tensor, node: Tensor, shared: Tensor | None = None) -> Tensor:
         """Return the gradient of a node, from the gradient of its value."""
 
     @abstractmethod
@@ -76,24 +86,36 @@ class Sigmoid(Squashing):
     def name(self) -> str:  # type: ignore[override]
         return "corner" if self.centred else "unit"
 
-    def __call__(self, node: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+    def __call__(
+        self, node: Float[Tensor, "..."], dtype: torch.dtype, *, finite: bool = False, shared: Tensor | None = None
+    ) -> Tensor:
         if is_undifferentiated(node):  # faster and more precise, but for its derivative
-            value = node.sign().clamp_(min=0).sub_(_tail(node)).abs_()  # the tail, or one minus the tail
-            return self.scaled(value, node, dtype)
-        return self.scaled(torch.exp(logsigmoid(node)), node, dtype)
+            tail = self.share(node) if shared is None else shared
+            value = node.sign().clamp_(min=0).sub_(tail).abs_()  # the tail, or one minus the tail
+            return self.scaled(value, node, dtype, finite=finite)
+        return self.scaled(torch.exp(logsigmoid(node)), node, dtype, finite=finite)
 
-    def scaled(self, value: Float[Tensor, "..."], node: Float[Tensor, "..."], dtype: torch.dtype) -> Tensor:
+    def share(self, node: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Return the smaller of the sigmoid and one minus the sigmoid."""
+        return node.abs().neg_().sigmoid_()
+
+    def scaled(
+        self, value: Float[Tensor, "..."], node: Float[Tensor, "..."], dtype: torch.dtype, *, finite: bool = False
+    ) -> Tensor:
         """Return the sigmoid of a node on the interval of this map, clamped."""
         if self.centred:
             return (2 * value - 1).unsqueeze(-1)
         kept = inside(value, near_zero(dtype).last, 1 - near_one(dtype).last)
-        return kept if _is_finite(node) else torch.where(node.isinf(), value, kept)  # the limits 0 and 1 stay
+        is_finite = finite or _is_finite(node)
+        return kept if is_finite else torch.where(node.isinf(), value, kept)  # the limits 0 and 1 stay
 
-    def pull(self, by_value: Float[Tensor, "..."], node: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def pull(
+        self, by_value: Float[Tensor, "..."], node: Float[Tensor, "..."], shared: Tensor | None = None
+    ) -> Float[Tensor, "..."]:
         by_value = by_value.squeeze(-1) if self.centred else by_value
         if not is_undifferentiated(node):
             return by_value * self.log_abs_det_jacobian(node).exp()
-        tail = _tail(node)
+        tail = self.share(node) if shared is None else shared
         slope = torch.addcmul(tail, tail, tail, value=-1)
         return by_value * (slope.mul_(2) if self.centred else slope)
 
@@ -142,13 +164,22 @@ class Exponential(Squashing):
 
     name = "simplex"
 
-    def __call__(self, node: Float[Tensor, "*shape n"], dtype: torch.dtype) -> Float[Tensor, "*shape n"]:
-        value = torch.exp(node)
+    def __call__(
+        self, node: Float[Tensor, "*shape n"], dtype: torch.dtype, *, finite: bool = False, shared: Tensor | None = None
+    ) -> Tensor:
+        value = torch.exp(node) if shared is None else shared
         kept = inside(value, near_zero(dtype).last, 1)
-        return kept if _is_finite(node) else torch.where(node.isinf(), value, kept)  # the limit 0 stays
+        is_finite = finite or _is_finite(node)
+        return kept if is_finite else torch.where(node.isinf(), value, kept)  # the limit 0 stays
 
-    def pull(self, by_value: Float[Tensor, "*shape n"], node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape n"]:
-        return by_value * node.exp()
+    def share(self, node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape n"]:
+        """Return the exponential."""
+        return torch.exp(node)
+
+    def pull(
+        self, by_value: Float[Tensor, "*shape n"], node: Float[Tensor, "*shape n"], shared: Tensor | None = None
+    ) -> Float[Tensor, "*shape n"]:
+        return by_value * _unless_differentiated(node, shared)
 
     def log_abs_det_jacobian(self, node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape"]:
         return node.sum(-1)
@@ -163,7 +194,9 @@ class Argmax(Exponential):
 
     name = "one-hot"
 
-    def __call__(self, node: Float[Tensor, "*shape n"], dtype: torch.dtype) -> Float[Tensor, "*shape n"]:
+    def __call__(
+        self, node: Float[Tensor, "*shape n"], dtype: torch.dtype, *, finite: bool = False, shared: Tensor | None = None
+    ) -> Tensor:
         return straight_through(one_hot_argmax(node), node, torch.exp)
 
 
@@ -172,7 +205,9 @@ class Threshold(Sigmoid):
 
     name = "bit"
 
-    def __call__(self, node: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+    def __call__(
+        self, node: Float[Tensor, "..."], dtype: torch.dtype, *, finite: bool = False, shared: Tensor | None = None
+    ) -> Tensor:
         return straight_through((node >= 0).to(node.dtype), node, torch.sigmoid)
 
 
@@ -191,14 +226,20 @@ class Corners(Squashing):
     states: int
     name = "cube"
 
-    def __call__(self, node: Float[Tensor, "*shape n"], dtype: torch.dtype) -> Float[Tensor, "*shape bits"]:
-        return inside(mean_corner(node.exp()), -1, 1)
+    def __call__(
+        self, node: Float[Tensor, "*shape n"], dtype: torch.dtype, *, finite: bool = False, shared: Tensor | None = None
+    ) -> Tensor:
+        return inside(mean_corner(node.exp() if shared is None else shared), -1, 1)
+
+    def share(self, node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape n"]:
+        """Return the exponential."""
+        return torch.exp(node)
 
     def pull(
-        self, by_value: Float[Tensor, "*shape bits"], node: Float[Tensor, "*shape n"]
+        self, by_value: Float[Tensor, "*shape bits"], node: Float[Tensor, "*shape n"], shared: Tensor | None = None
     ) -> Float[Tensor, "*shape n"]:
         slope = by_value @ corners(self.states, dtype=by_value.dtype, device=by_value.device).T
-        return slope * node.exp()
+        return slope * _unless_differentiated(node, shared)
 
     def log_abs_det_jacobian(self, node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape"]:
         """Return zero, since `log_prob` of a hypercube variable is the log density of its node."""
@@ -266,9 +307,9 @@ def _has_none(edge: Bool[Tensor, "..."]) -> bool:
     return False
 
 
-def _tail(node: Tensor) -> Tensor:
-    """Return the smaller of the sigmoid and one minus the sigmoid, without a gradient."""
-    return node.abs().neg_().sigmoid_()
+def _unless_differentiated(node: Tensor, exponential: Tensor | None) -> Tensor:
+    """Return the exponential of a node: that which is known, unless it must have a derivative."""
+    return exponential if exponential is not None and is_undifferentiated(node) else node.exp()
 
 
 def _is_finite(node: Tensor) -> bool:
