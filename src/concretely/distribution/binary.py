@@ -79,6 +79,9 @@ class Bernoulli(DiscreteVariable):
 
     def relax(self, temperature: Temperature) -> "BinaryConcrete":
         """Return the Concrete variable with the same logits."""
+        if self._is_finite:
+            node = Logistic.of_finite(self.logits, temperature, validate=self._validate_args)
+            return BinaryConcrete.of_node(node, Sigmoid())
         return BinaryConcrete(logits=self.logits, temperature=temperature, validate_args=self._validate_args)
 
     @property

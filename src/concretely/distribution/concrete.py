@@ -39,6 +39,9 @@ class OneHotCategorical(DiscreteVariable):
 
     def relax(self, temperature: Temperature) -> "Concrete":
         """Return the Concrete variable with the same logits."""
+        if self._is_finite:
+            node = ExpConcrete.of_finite(self.logits, temperature, validate=self._validate_args)
+            return Concrete.of_node(node, Exponential())
         return Concrete(logits=self.logits, temperature=temperature, validate_args=self._validate_args)
 
     def relax_gaussian(self, temperature: Temperature) -> "LogisticNormal":

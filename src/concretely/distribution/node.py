@@ -5,7 +5,7 @@ In graphs and models, a node is any random variable. Here it is the unbounded va
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Size, Tensor
@@ -48,6 +48,13 @@ class Node(Variable, Distribution):
         given = self._given(positional, logits, probs, validate=validate)
         own = check.as_logits(given, infinite="never", validate=validate)
         self._set(own, check.as_temperature(temperature, dtype=own.dtype, validate=validate), validate=validate)
+
+    @classmethod
+    def of_finite(cls, logits: Tensor, temperature: Temperature, *, validate: bool) -> Self:
+        """Build the variable from logits that are known to be finite, and check only the temperature."""
+        new = cls.__new__(cls)
+        new._set(logits, check.as_temperature(temperature, dtype=logits.dtype, validate=validate), validate=validate)
+        return new
 
     def _set(self, logits: Tensor, temperature: Temperature | None, *, validate: bool) -> None:
         """Set the parameters and the shapes that follow from them."""
@@ -120,6 +127,7 @@ class Node(Variable, Distribution):
             squashing=squashing,
             axes=axes,
             connects=connects,
+            finite=bool(self._validate_args),
         )
 
     def _connected(self, log_prob: Tensor) -> Tensor:
@@ -196,10 +204,19 @@ class Relaxation(RelaxedVariable, Distribution):
         validate_args: bool | None = None,
     ) -> None:
         given = self._given(positional, logits, probs, validate=check.validates(validate_args, logits, probs))
-        self._node, self._squashing, own, event_shape = self._made(given, temperature, validate_args)
-        self._temperature = self._node._temperature
-        validate = bool(self._node._validate_args)
-        super().__init__(own, self._node.batch_shape, event_shape, validate=validate)
+        self._set(*self._made(given, temperature, validate_args))
+
+    @classmethod
+    def of_node(cls, node: Node, squashing: Squashing) -> Self:
+        """Build the variable from its node, whose logits and event shape it has, and the squashing."""
+        new = cls.__new__(cls)
+        new._set(node, squashing, node.logits, node.event_shape)
+        return new
+
+    def _set(self, node: Node, squashing: Squashing, logits: Tensor, event_shape: Size) -> None:
+        """Set the parts that the variable is made of."""
+        self._node, self._squashing, self._temperature = node, squashing, node._temperature
+        super().__init__(logits, node.batch_shape, event_shape, validate=bool(node._validate_args))
 
     @abstractmethod
     def _made(self, logits: Any, temperature: Temperature | None, validate_args: bool | None) -> Made:
@@ -240,9 +257,10 @@ class Relaxation(RelaxedVariable, Distribution):
 
         `axes` is the number of last batch axes that the caller will sum over, a hint for fusion.
         """
-        drawn = self.node.drawn(sample_shape, generator=generator, squashing=self._squashing, axes=axes)
+        node = self.node
+        drawn = node.drawn(sample_shape, generator=generator, squashing=self._squashing, axes=axes)
         assert drawn.node is not None
-        return self._rounded_draw(drawn, self._rounded(drawn.value), self.node._rounded(drawn.node))
+        return self._rounded_draw(drawn, self._rounded(drawn.value), node._rounded(drawn.node))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of a value."""
@@ -257,8 +275,9 @@ class Relaxation(RelaxedVariable, Distribution):
         `value`.
         """
         if node is not None:
-            own_axes = value.dim() - len(self.event_shape) + self.node.law.category_axes
-            return self.node.summed_log_prob(node if node.dim() == own_axes else other_form(node, own_axes), axes)
+            own = self.node
+            own_axes = value.dim() - len(self.event_shape) + own.law.category_axes
+            return own.summed_log_prob(node if node.dim() == own_axes else other_form(node, own_axes), axes)
         return sum_axes(cast(self._score(value).log_density, self.logits.dtype), axes)
 
     def _score(self, value: Tensor) -> Score:

@@ -15,7 +15,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
-from ..functional.arithmetic import Temperature, as_precise, cast, cast_in_order, compute_dtype, filled
+from ..functional.arithmetic import Temperature, as_precise, cast, cast_in_order, compute_dtype, filled, is_finite
 from ..functional.draw import Drawn, draw_state, score_state
 from ..functional.noise import Source
 from . import check
@@ -55,7 +55,8 @@ class PyroMixin(_Base):
     to_event = _Borrowed()
 
     def __init__(self, batch_shape: Size, event_shape: Size, *, validate_args: bool) -> None:
-        super().__init__(batch_shape, event_shape, validate_args=validate_args)
+        # as torch's constructor does, which would also check the parameters
+        self._batch_shape, self._event_shape, self._validate_args = batch_shape, event_shape, validate_args
         # pyro.sample checks isinstance; a program that has not imported pyro does not call it
         pyro = None if torch.compiler.is_compiling() else sys.modules.get("pyro.distributions.torch_distribution")
         if pyro is not None:
@@ -96,8 +97,7 @@ class Variable(PyroMixin):
     def __init__(self, logits: Tensor, batch_shape: Size, event_shape: Size, *, validate: bool) -> None:
         self.logits = logits
         # our own checks, which name the value and its index, ran before
-        super().__init__(batch_shape, event_shape, validate_args=False)
-        self._validate_args = validate
+        super().__init__(batch_shape, event_shape, validate_args=validate)
 
     @classmethod
     def _given(
@@ -178,6 +178,8 @@ class DiscreteVariable(Variable, Distribution):
     has_enumerate_support = True
     _infinite: Literal["minus", "either"] = "minus"
     """Which infinite logits are allowed."""
+    _is_finite = False
+    """Whether all logits are known to be finite, so that a relaxation need not check them again."""
 
     def __init__(
         self,
@@ -187,8 +189,11 @@ class DiscreteVariable(Variable, Distribution):
         validate_args: bool | None = None,
     ) -> None:
         validate = check.validates(validate_args, logits, probs)
-        given = self._given(positional, logits, probs, validate=validate)
-        own, *shapes = self._split(check.as_logits(given, infinite=self._infinite, validate=validate))
+        given = check.as_floating("logits", self._given(positional, logits, probs, validate=validate))
+        self._is_finite = validate and is_finite(given) is True
+        if not self._is_finite:
+            given = check.as_logits(given, infinite=self._infinite, validate=validate)
+        own, *shapes = self._split(given)
         super().__init__(own, *shapes, validate=validate)
 
     @property
