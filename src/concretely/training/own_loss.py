@@ -184,7 +184,7 @@ def _variance(rows: Tensor, ranks: Slice | None) -> Tensor:
 def _is_same_in_all(value: Tensor, row_axes: int, event: int, ranks: Slice | None) -> Tensor:
     """Return for each unit whether its value is the same in all rows, of all ranks."""
     value = value.flatten(0, row_axes - 1)
-    same = (value == value[:1]).all(0)
+    same = value.amin(0) == value.amax(0) if len(value) else value.new_ones(value.shape[1:], dtype=torch.bool)
     if ranks is not None:  # the mean and the mean square are those of one value if and only if all are equal
         first = value[0].double()
         spread = ranks.mean(first.square()) - ranks.mean(first).square()
