@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from threading import Lock, local
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +57,6 @@ Key = tuple[int, int] | Int64[Tensor, "1 2"]
 """The key of a draw: two numbers, which need no launch, or a tensor, which can change in a captured graph."""
 _OFFSETS = Lock()
 _OF_THREAD = local()
-_NO_WORDS = np.zeros(4, dtype=np.uint64)
 
 
 def require_source(source: object) -> None:
@@ -301,7 +301,7 @@ def _numpy_fractions(
 
     It is faster than `fractions` and gives other numbers.
     """
-    keys, length = key.numpy().view(np.uint64), count if size < 0 else size
+    keys, length = key.tolist(), count if size < 0 else size
     starts = (0,) if size < 0 else range(first, first + blocks * stride, stride)
     drawn = [_fractions_from(own, start, length, dtype, signed) for own in keys for start in starts]
     return torch.from_numpy(drawn[0] if len(drawn) == 1 else np.concatenate(drawn)).view(len(keys), count)
@@ -312,7 +312,7 @@ _cpu_fractions.register_fake(lambda key, count, dtype, signed, *_: key.new_empty
 _cpu_fractions.register_vmap(lambda *given: batched(_cpu_fractions, *given))
 
 
-def _fractions_from(key: np.ndarray, first: int, count: int, dtype: torch.dtype, signed: bool) -> np.ndarray:
+def _fractions_from(key: Sequence[int], first: int, count: int, dtype: torch.dtype, signed: bool) -> np.ndarray:
     """Return `count` fractions of a key from a place on: one of 52 bits or two of 32 for each word (see `_from_words`).
 
     Numpy converts them in fewer operations than torch.
@@ -331,7 +331,7 @@ def _fractions_from(key: np.ndarray, first: int, count: int, dtype: torch.dtype,
     return half
 
 
-def _philox(key: np.ndarray, counter: int) -> np.random.Philox:
+def _philox(key: Sequence[int], counter: int) -> np.random.Philox:
     """Return numpy's Philox of a key from a counter on, valid until the next call in this thread.
 
     A new one would first read a seed from the system, which takes longer than to draw thousands of words.
@@ -339,14 +339,15 @@ def _philox(key: np.ndarray, counter: int) -> np.random.Philox:
     if not hasattr(_OF_THREAD, "philox"):
         _OF_THREAD.philox = np.random.Philox(0)
     found: np.random.Philox = _OF_THREAD.philox
-    found.state = {
+    state: Any = {  # of numbers, which it reads faster than arrays
         "bit_generator": "Philox",
-        "state": {"counter": np.array([counter, 0, 0, 0], dtype=np.uint64), "key": key},
-        "buffer": _NO_WORDS,
+        "state": {"counter": (counter, 0, 0, 0), "key": [word % 2**64 for word in key]},
+        "buffer": (0, 0, 0, 0),
         "buffer_pos": 4,
         "has_uint32": 0,
         "uinteger": 0,
     }
+    found.state = state
     return found
 
 
