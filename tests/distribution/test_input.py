@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import concretely as c
+from concretely.distribution.check import are_bits, mark_bits
 from tests.cases import CONTINUOUS, MASSES, TEMPERED, Case, each
 
 pytestmark = pytest.mark.unchecked
@@ -274,3 +275,14 @@ def test_classes_are_at_most_two_deep_under_a_distribution_of_torch() -> None:
         options = () if variable in MASSES else (0.5,)
         kinds = type(variable.build(variable.logits(2), *options)).__mro__
         assert sum(issubclass(kind, torch.distributions.Distribution) for kind in kinds) - 1 <= 2, variable.name
+
+
+def test_marked_bits_are_checked_again_once_they_change() -> None:
+    variable, bits = c.Bernoulli(logits=torch.zeros(3)), torch.tensor([0.0, 1.0, 1.0])
+    mark_bits(bits)
+    assert are_bits(bits)
+    bits[1] = 0.5
+    assert not are_bits(bits)
+    with pytest.raises(ValueError, match=r"got 0\.5 at index 1"):
+        variable.log_prob(bits)
+    assert not are_bits(torch.full((3,), 0.5))

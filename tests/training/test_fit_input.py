@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import concretely as c
 from concretely.training.callback import Callbacks
+from concretely.training.feed import TensorPoints
 from concretely.training.fit import TrainingWarning
 from concretely.training.loop import DivergedError
 from concretely.training.trial import _unchanged
@@ -282,3 +283,26 @@ def test_one_category_for_all_data_is_named_once() -> None:
         "node 'gate' has one category for all data at step 110: it has collapsed; try a higher temperature or another "
         "estimator"
     ]
+
+
+class Halved(own.Prior):
+    """A decoder that changes its input in place from the twelfth call on."""
+
+    calls = 0
+
+    def forward(self, draw: c.Draw, x: Tensor | None = None) -> Tensor:
+        self.calls += 1
+        return super().forward(draw, x.mul_(0.5) if x is not None and self.calls > 12 else x)
+
+
+def test_data_of_bits_that_a_program_changes_are_checked_again() -> None:
+    with pytest.raises(ValueError, match="value must lie in the support of Bernoulli"):
+        fitted(c.Model(Halved(), own.Posterior()))
+
+
+def test_points_are_bits_until_they_change() -> None:
+    points = TensorPoints(own.bits())
+    assert points.are_bits
+    points._leaves[0][3, 1] = 0.5
+    assert not points.are_bits
+    assert not TensorPoints((own.bits(), own.bits())).are_bits

@@ -169,10 +169,21 @@ def has_density(temperature: Temperature | None) -> None:
         raise ValueError("temperature must be positive to have a density, got 0: score the discrete variable instead")
 
 
+def mark_bits(value: Tensor) -> None:
+    """Note that all entries of a tensor are 0 or 1, so that `are_bits` does not read them until the tensor changes."""
+    vars(value)[BITS] = value._version
+
+
+BITS = "_bits_at_version"
+"""The attribute of a tensor that `mark_bits` sets."""
+
+
 def are_bits(value: Tensor) -> bool | None:
     """Return whether all entries are 0 or 1, or None if they cannot be read (see `bool_or_none`)."""
     if is_hidden(value):
         return None
+    if (version := vars(value).get(BITS)) is not None and version == value._version:
+        return True
     value = value.detach()
     if value.is_cpu and value.dtype in (torch.float32, torch.float64):
         # x - x² is zero only for bits; torch compares several times more slowly than it adds

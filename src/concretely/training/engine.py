@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
+from ..distribution.check import mark_bits
 from ..functional.linear import fewer_launches
 from ..functional.noise import Keys
 from ..kernel.deferred import DeferredGradient, deferred_gradients
@@ -369,6 +370,8 @@ class _Program:
             # on a GPU, reading numbers would wait for it
             reads, numbers = controls.is_cpu and not self._task.compiles, controls[:, 0] if self._task.controls else ()
             given = tuple(numbers.tolist() if reads and isinstance(numbers, Tensor) else numbers)
+            if reads and self._table.has_bits:
+                mark_bits(own)
             value: Tensor = function(own, noise(Keys(keys[:, 0], seeds_torch=seeds)), given)
             return value
 

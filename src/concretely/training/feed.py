@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..data.dataset import Bits
+from ..distribution.check import are_bits
 from ..functional.arithmetic import unpack
 from ..schedule import Schedule, at_step
 from .optimizer import StepSizes, corrections, kernels
@@ -30,6 +31,8 @@ LINES = 250
 """The number of steps for which the table has lines, a multiple of the interval at which the gap is measured."""
 TOGETHER = 10
 """The maximum number of lines that are read at once, for steps that are one graph."""
+CHECKED = 2**12
+"""The number of points that are checked at once."""
 AHEAD = 2**24
 """Up to this number of bytes, the batches of steps that are one graph are taken from the data points at once."""
 NUMBERS = 4
@@ -41,6 +44,9 @@ Inputs = Any
 
 class Batches(ABC):
     """The batches of the members of a program. The first axis of every tensor counts members."""
+
+    are_bits: bool = False
+    """Whether batches are single tensors of which all entries are known to be 0 or 1."""
 
     @abstractmethod
     def prepare(self, step: int) -> Hashable:
@@ -84,6 +90,9 @@ class Feed(ABC):
 class Points(ABC):
     """Data points on a device."""
 
+    are_bits: bool = False
+    """Whether the points are rows of one tensor of which all entries are known to be 0 or 1."""
+
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of points."""
@@ -105,6 +114,8 @@ class Points(ABC):
 
 class PackedPoints(Points):
     """Points of packed bits, which become floats of 0 and 1."""
+
+    are_bits = True
 
     def __init__(self, bits: Bits) -> None:
         self._packed, self._width = bits.packed.contiguous(), bits.width
@@ -142,9 +153,20 @@ class TensorPoints(Points):
             got = " and ".join(str(len(leaf)) for leaf in self._leaves) or "no tensor"
             raise ValueError(f"data must have as many data points in every tensor, got {got}")
         self._size = sizes.pop()
+        self._checked: tuple[int, bool] = (-1, False)  # a version of the tensor, and whether it has only bits
 
     def __len__(self) -> int:
         return self._size
+
+    @property
+    def are_bits(self) -> bool:  # type: ignore[override]
+        """Whether the points are rows of one tensor of zeros and ones. All are read once, and again if they change."""
+        leaf = self._leaves[0]
+        if not self._tree.is_leaf() or not leaf.is_cpu or leaf.is_inference():
+            return False
+        if self._checked[0] != leaf._version:
+            self._checked = leaf._version, all(map(are_bits, leaf.split(CHECKED)))
+        return self._checked[1]
 
     def take(self, index: Int64[Tensor, "*batch"]) -> Inputs:
         """Return the inputs of some points."""
@@ -215,6 +237,11 @@ class IndexedBatches(Batches):
         self._points = type(first).joined([first, *others]) if others else first
         self._starts = [starts[feed.points.identity] for feed in feeds]
         self._orders, self._parts = [feed.order for feed in feeds], feeds[0].parts
+
+    @property
+    def are_bits(self) -> bool:  # type: ignore[override]
+        """Whether all points are rows of one tensor of zeros and ones."""
+        return self._points.are_bits
 
     def prepare(self, step: int) -> Hashable:
         """Do nothing: steps find their points on the device."""
@@ -307,6 +334,11 @@ class StepTable:
         is_ahead = count > 1 and self._takes_ahead
         self._taken = self._points.take(self._views["index"][:count], 0) if is_ahead else None
         self.select(0)
+
+    @property
+    def has_bits(self) -> bool:
+        """Whether batches are single tensors of which all entries are known to be 0 or 1."""
+        return self._points.are_bits
 
     def select(self, place: int) -> None:
         """Make one of the lines that were read last the current line."""
