@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 from torch.distributions import kl_divergence
 
 import concretely as c
 from concretely.functional import subset as law
 from concretely.functional import subset_concrete
 from concretely.functional.polynomial import correlate, multiply
-from concretely.functional.threshold import FLAT, _solve, solve_few, solve_rough, threshold
+from concretely.functional.subset_chunk import FARTHER, relax_chunk
+from concretely.functional.threshold import FLAT, _solve, largest, solve_few, solve_rough, threshold
 from tests.budget import assert_frequency, assert_mean
 from tests.cases import DTYPES, LOGITS, TEMPERATURES
 
@@ -314,11 +315,15 @@ def test_the_tree_has_the_law_of_the_enumeration(n: int, k: int, monkeypatch: py
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("number", [1, 0], ids=["few", "many"])
+@pytest.mark.parametrize("number", ["few", "more", "many"])
 def test_a_draw_as_one_node_is_that_of_its_parts(
-    dtype: torch.dtype, number: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, number: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(law, "FEW", 256 * number)
+    if number != "few":
+        monkeypatch.setattr(law, "FEW", 0)
+    if number == "many":
+        monkeypatch.setattr(law, "MANY", 1)
+        monkeypatch.setattr(law, "CHUNK", 50)
     logits = random_logits(7, batch=(20,)).to(dtype).requires_grad_()
     noise = law.noise(logits.shape, dtype, device=logits.device)
     by = random_logits(7, batch=(20,)).to(dtype)
@@ -329,6 +334,55 @@ def test_a_draw_as_one_node_is_that_of_its_parts(
     (plain,) = torch.autograd.grad(subset_concrete.draw(logits, 3, 0.5, noise), logits, by)
     torch.testing.assert_close(gradients[0], gradients[1])
     torch.testing.assert_close(plain, gradients[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("n", "k"), [*SIZES, (29, 27), (200, 11), (256, 130)])
+@pytest.mark.parametrize("scale", [0.0, 2.0, 20.0, 1e4, math.inf])
+def test_many_draws_leave_out_nothing_that_few_draws_have(
+    n: int, k: int, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = random_logits(n, min(scale, 1e9), batch=(2, 7))
+    if math.isinf(scale):
+        logits = logits.masked_fill(~largest(logits, max(k, 1)), -math.inf)
+    noise = law.noise(Size((3, 2, 7, n)), torch.float64, device=logits.device)
+    monkeypatch.setattr(law, "FEW", 0)
+    expected = law.push(logits, k, noise)
+    monkeypatch.setattr(law, "MANY", 1)
+    monkeypatch.setattr(law, "CHUNK", 7 * n)
+    assert torch.equal(law.push(logits, k, noise), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("temperature", [0.01, 0.5, 20.0])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 5.0, 20.0, 400.0])
+@pytest.mark.parametrize(("n", "k"), [(20, 6), (64, 61), (500, 1), (301, 140)])
+def test_many_relaxed_draws_are_those_of_the_definition_or_left_to_it(
+    n: int, k: int, scale: float, temperature: float, dtype: torch.dtype
+) -> None:
+    logits = random_logits(n, scale, batch=(9,)).to(dtype)
+    noise = law.noise(Size((2, 9, n)), dtype, device=logits.device)
+    slope, value = torch.empty(2, 9, n, dtype=dtype), torch.empty(2, 9, n, dtype=dtype)
+    is_found = relax_chunk(logits, noise, k, temperature, slope=slope, value=value)
+    assert is_found == (scale < 400 or float((logits.amax(-1) - logits.amin(-1)).max()) < FARTHER)
+    if is_found:
+        slopes, values = subset_concrete._draw_any(logits, k, temperature, noise)
+        # the definition leaves out exp(-x) beside x > 20
+        error = 2e-7 if dtype == torch.float32 else 1e-9 if temperature > 1 else 1e-14
+        torch.testing.assert_close(value, values, rtol=0, atol=error)
+        torch.testing.assert_close(slope * temperature, slopes.to(dtype) * temperature, rtol=0, atol=error)
+        chosen = law.push(logits, k, noise) > 0
+        lowest = torch.where(chosen, value, 2).amin(-1)
+        assert (lowest > torch.where(chosen, -1, value).amax(-1)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_many_relaxed_draws_can_be_modified_and_have_gradients_in_any_dtype(dtype: torch.dtype) -> None:
+    logits = random_logits(64, batch=(law.MANY // 64,)).to(dtype).requires_grad_()
+    value = c.Subset(logits=logits, k=5).relax(0.5).rsample()
+    assert (value.dtype, value.shape) == (dtype, logits.shape)
+    torch.testing.assert_close(value.double().sum(-1), torch.full((len(logits),), 5.0).double(), rtol=0, atol=0.1)
+    (by,) = torch.autograd.grad(value.mul_(2)[:, 0].double().sum(), logits)
+    torch.testing.assert_close(by.double().sum(-1), torch.zeros(len(logits)).double(), rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (9, 4), (300, 40)])

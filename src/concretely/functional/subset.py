@@ -8,14 +8,15 @@ count below each node: upwards it gives the normaliser, downwards the marginals 
 
 import itertools
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Size, Tensor
 from torch.nn.functional import embedding, logsigmoid
 
-from ..kernel.operator import is_plain, operator
+from ..kernel.operator import is_plain, is_watched, operator
 from ..kernel.tile import fits
 from .arithmetic import cast, compute_dtype, to_float64
 from .noise import Source, uniform
@@ -24,6 +25,11 @@ from .threshold import GAP, threshold
 
 FEW = 256
 """Up to this number of subsets, they are enumerated, which takes few operations."""
+MANY, CHUNK = 2**14, 2**19
+"""From the first number of items on, draws on a CPU leave out nodes without chosen items. The second is the number of
+items whose trees are in memory at once, so that they stay in the cache."""
+BELOW = 1 - 1e-13
+"""A factor of fractions of a sum. It keeps them below the sum of the same terms, which is rounded differently."""
 IMPOSSIBLE = -1e30
 """Replaces a logit of minus infinity in a sum of logits."""
 
@@ -119,7 +125,65 @@ def push(logits: Float[Tensor, "*batch n"], k: int, noise: Float[Tensor, "*shape
         total = _enumerated(logits, states).softmax(-1).cumsum(-1)
         choice = total[..., -1] * noise[..., 0, 0]
         return embedding((total < choice.unsqueeze(-1)).sum(-1), states).to(logits.dtype)
-    return _descend(logits, k, noise)
+    if not are_many(logits, noise):
+        return _descend(logits, k, noise)
+    (own, uniform), shape = in_rows(logits, noise)
+    value = own.new_zeros(uniform.shape[1:3] + own.shape[2:])
+    for part in chunks(value):
+        places = place(_grow(log_odds_of(own[0, part], k), k), k, uniform[0, :, part])
+        value[:, part].scatter_(-1, places, 1)
+    return value.view(shape)
+
+
+def are_many(logits: Tensor, noise: Tensor) -> bool:
+    """Return whether there are many draws on a CPU, which can be read and whose operations nothing records."""
+    if not (logits.is_cpu and logits.numel() > 0 and noise.numel() >= 2 * MANY and is_plain((logits, noise))):
+        return False
+    return not is_watched() and torch._C._get_tracing_state() is None
+
+
+def chunks(value: Float[Tensor, "samples units n"]) -> Iterator[slice]:
+    """Yield slices of the units of a tensor that are computed at once."""
+    samples, units, n = value.shape
+    size = max(CHUNK // (samples * n), 1)
+    return (slice(start, start + size) for start in range(0, units, size))
+
+
+def place(
+    levels: list[Tensor], k: int, noise: Float[Tensor, "samples units 2 n"]
+) -> Int64[Tensor, "samples units {k}"]:
+    """Return the items that noise selects in trees, in order, as `_descend` does, for tensors that can be read.
+
+    Few nodes have a count above zero, and the others are left out. The law of the count of a node is known, so that
+    the sums of its terms need not be completed.
+    """
+    samples, units, _, n = noise.shape
+    choices, unit = noise.reshape(-1), torch.arange(units, device=noise.device).repeat(samples)
+    start = torch.arange(0, noise.numel(), 2 * n, device=noise.device)
+    node, count = torch.zeros_like(unit), torch.full_like(unit, k)
+    for parents, level in zip(levels[:0:-1], levels[-2::-1], strict=True):
+        (width, nodes, _), most = level.shape, int(count.amax()) if k else 0
+        size, taken = nodes * units, torch.arange(min(width - 1, most), device=noise.device).unsqueeze(1)
+        own = node * units + unit
+        goal = parents.reshape(-1).take(own + count * (parents.shape[1] * units))
+        goal.mul_(choices.take(start + node)).mul_(BELOW)
+        left, rest = own + node * units, count - taken
+        # terms beyond the count do not matter, as the sum is above the goal then
+        right = level.reshape(-1).take(
+            (rest.clamp(0, width - 1) * size + left).add_(units).clamp_(max=width * size - 1)
+        )
+        right = right if most < width else right.masked_fill_(rest >= width, 0)
+        terms = level.flatten(1)[: len(taken)].index_select(1, left).mul_(right)
+        split = ((terms.cumsum(0) if len(terms) > 1 else terms) <= goal).sum(0)
+        if nodes % 2:  # the last node has no sibling
+            split = torch.where(node == nodes // 2, count, split)
+        halves = torch.stack([split, count - split], 1).view(-1)
+        kept = halves.nonzero().squeeze(1)
+        parent = kept >> 1
+        node = node.index_select(0, parent).mul_(2).add_(kept & 1)
+        count, unit = halves.index_select(0, kept), unit.index_select(0, parent)
+        start = start.index_select(0, parent).add_(nodes // 2)  # each branch has its own number
+    return node.view(samples, units, k)
 
 
 def _descend(logits: Tensor, k: int, noise: Tensor) -> Tensor:
@@ -200,7 +264,12 @@ def _split(left: Tensor, right: Tensor, count: Tensor, choice: Tensor) -> Tensor
 def _grow(log_odds: Tensor, k: int) -> list[Tensor]:
     """Return the levels of the tree, from the items to the root."""
     items = log_odds.reshape(-1, log_odds.shape[-1]).T
-    levels = [torch.sigmoid(torch.stack([-items, items]))[: k + 1]]
+    return raise_levels(torch.sigmoid(torch.stack([-items, items]))[: k + 1], k)
+
+
+def raise_levels(items: Level, k: int) -> list[Tensor]:
+    """Return the levels of the tree above the probabilities of items."""
+    levels = [items]
     while levels[-1].shape[1] > 1:
         left, right = _paired(levels[-1]).unbind(2)
         levels.append(multiply(left, right, min(2 * left.shape[0] - 1, k + 1)))

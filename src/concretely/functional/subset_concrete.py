@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from ..kernel.operator import operator
-from .arithmetic import Temperature, cast, divide, log_temperature, over_categories, to_float64
+from .arithmetic import Temperature, cast, compute_dtype, divide, log_temperature, over_categories, to_float64
 from .draw import is_one_number, is_recorded, of_member
 from .logistic import standard_log_density
-from .subset import are_few, choose, fits_kernel, in_rows, log_probability, states_of
+from .subset import are_few, are_many, choose, chunks, fits_kernel, in_rows, log_probability, states_of
 from .subset import push as push_subset
+from .subset_chunk import relax_chunk
 from .threshold import FEW, point_of, solve_few, solve_rough, threshold
 
 NODE = 1e300
@@ -120,17 +121,10 @@ class _Draw(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, k: int, temperature: float, noise: Tensor) -> Tensor:
         ctx.k, ctx.temperature = k, temperature
-        few = _draw_few(logits, k, temperature, noise)
-        if few is not None:
-            ctx.save_for_backward(logits, noise, few[0])
-            return few[1]
-        sign = push_subset(logits, k, noise).double().mul_(2).sub_(1)
-        wide = to_float64(logits)
-        node = _scores(wide - point_of(wide, k), sign, noise).div_(temperature)
-        node = node - point_of(node, k)
-        value = torch.sigmoid(node)
-        ctx.save_for_backward(logits, noise, torch.sigmoid(-node).mul_(value))
-        return _ordered(cast(value, logits.dtype), sign > 0)
+        found = _draw_few(logits, k, temperature, noise) or _draw_many(logits, k, temperature, noise)
+        slope, value = found or _draw_any(logits, k, temperature, noise)
+        ctx.save_for_backward(logits, noise, slope)
+        return value
 
     @staticmethod
     def backward(ctx: Any, *by: Tensor) -> tuple[Tensor, None, None, None]:
@@ -142,12 +136,38 @@ class _Draw(torch.autograd.Function):
         tiny = torch.finfo(slope.dtype).tiny  # all slopes may be too small for floats
         pulled = slope * by[0]
         common = pulled.sum(-1, keepdim=True).div_(slope.sum(-1, keepdim=True).clamp_(min=tiny))
-        pulled = pulled.addcmul_(slope, common, value=-1).div_(ctx.temperature)
+        pulled = pulled.addcmul_(slope, common, value=-1)
         return cast(pulled.sum_to_size(logits.shape), logits.dtype), None, None, None
 
 
+def _draw_any(logits: Tensor, k: int, temperature: float, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the derivatives of values by the logits, without those of the threshold, and the values."""
+    sign = push_subset(logits, k, noise).double().mul_(2).sub_(1)
+    wide = to_float64(logits)
+    node = _scores(wide - point_of(wide, k), sign, noise).div_(temperature)
+    node = node - point_of(node, k)
+    value = torch.sigmoid(node)
+    slope = torch.sigmoid(-node).mul_(value).div_(temperature)
+    return slope, _ordered(cast(value, logits.dtype), sign > 0)
+
+
+def _draw_many(logits: Tensor, k: int, temperature: float, noise: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return what `_draw_any` does, for some rows of many on a CPU at a time, or None."""
+    if not are_many(logits, noise) or are_few(logits, k):
+        return None
+    ((rows,), (uniform,)), shape = in_rows(logits, noise)
+    slope, value = (rows.new_empty(shape, dtype=dtype) for dtype in (compute_dtype(logits.dtype), logits.dtype))
+    slopes, values = (each.view(len(uniform), *rows.shape) for each in (slope, value))
+    for part in chunks(values):
+        given, into = (rows[part], uniform[:, part]), (slopes[:, part], values[:, part])
+        if not relax_chunk(*given, k, temperature, slope=into[0], value=into[1]):
+            for own, found in zip(into, _draw_any(given[0], k, temperature, given[1]), strict=True):
+                own.copy_(found)
+    return slope, value
+
+
 def _draw_few(logits: Tensor, k: int, temperature: float, noise: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the slopes of the values, and the values, by numpy: for few numbers this is several times faster.
+    """Return what `_draw_any` does, by numpy: for few numbers this is several times faster.
 
     Return None unless there are few subsets on the CPU, a draw for each, and logits that are not too far apart. Arrays
     have a column for each row of logits, as operations along their first axis are fast.
@@ -176,7 +196,7 @@ def _draw_few(logits: Tensor, k: int, temperature: float, noise: Tensor) -> tupl
         return None
     small = np.exp(point - node)
     value = 1 / (1 + small)
-    small *= value * value
+    small *= value * value / temperature
     rounded = value.astype(dtype)
     lowest = np.where(chosen, rounded, np.inf).min(0).astype(dtype)
     others = np.minimum(rounded, np.nextafter(lowest, dtype(0)))
