@@ -77,6 +77,22 @@ def test_float32_noise_is_finite_at_every_word(law: noise.uniform) -> None:
     assert of_words(law, WORDS).isfinite().all()
 
 
+def test_noise_to_round_many_numbers_is_at_least_zero_and_below_one_at_every_word() -> None:
+    with mock.patch.dict(noise.FEW, cpu=0):
+        draws = of_words(noise.rounding, WORDS)
+    assert ((draws >= 0) & (draws < 1)).all()
+    assert draws.min() < 2.0**-23
+    assert draws.max() > 1 - 2.0**-23
+
+
+@KINDS
+def test_noise_can_be_modified_in_place_with_a_gradient(law: noise.uniform) -> None:
+    factor, draws = torch.tensor(2.0, requires_grad=True), law((4, 6))
+    expected = draws.sum().item()
+    draws.mul_(factor)
+    assert torch.autograd.grad(draws.sum(), factor)[0].item() == pytest.approx(expected)
+
+
 def test_float32_noise_reaches_its_tails() -> None:
     edge = 33 * math.log(2)
     assert of_words(noise.logistic, WORDS).abs().max().item() == pytest.approx(edge, rel=1e-6)

@@ -141,9 +141,7 @@ def few_normal(
     """Draw standard normal noise as `normal` does, or by two operations and from 53 bits if there are few numbers."""
     if _has_keys(generator) or torch.compiler.is_compiling():
         return normal(shape, dtype, device=device, generator=generator)
-    window = generator.window(math.prod(shape)) if isinstance(generator, Slice) else None
-    count = whole_count(shape) if window is None else window.blocks * window.stride  # ranks draw as one process does
-    if count > FEW.get("cpu" if device is None else torch.device(device).type, 0):
+    if _count_whole(shape, generator) > FEW.get("cpu" if device is None else torch.device(device).type, 0):
         return normal(shape, dtype, device=device, generator=generator)
     return _by_torch(torch.randn, shape, torch.float64, device, generator).to(dtype)
 
@@ -158,13 +156,23 @@ def uniform(
 def rounding(
     shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
 ) -> Float[Tensor, "..."]:
-    """Draw uniform noise in [0, 1) to round numbers, in one operation.
+    """Draw uniform noise in [0, 1) to round numbers, in one operation if there are few numbers or on a GPU.
 
     In float32 it has 24 bits, as many as a sum with it, so that more would change nothing.
     """
     if _has_keys(generator) or torch.compiler.is_compiling():
         return uniform(shape, dtype, device=device, generator=generator)
-    return _by_torch(torch.rand, shape, dtype, device, generator)
+    is_on_cpu = device is None or torch.device(device).type == "cpu"
+    if not is_on_cpu or dtype != torch.float32 or _count_whole(shape, generator) <= FEW["cpu"]:
+        return _by_torch(torch.rand, shape, dtype, device, generator)
+    # from half of the random words that torch.rand takes; the factor keeps all sums below 1
+    return _fractions(shape, dtype, device, generator, signed=True).mul_(1 - 2.0**-23).add_(0.5)
+
+
+def _count_whole(shape: Sequence[int], generator: Source | None) -> int:
+    """Return how many numbers are drawn for all ranks, as one process would draw them."""
+    window = generator.window(math.prod(shape)) if isinstance(generator, Slice) else None
+    return whole_count(shape) if window is None else window.blocks * window.stride
 
 
 def _has_keys(generator: Source | None) -> bool:
@@ -357,15 +365,21 @@ def _count_words(count: int, dtype: torch.dtype) -> int:
 
 
 def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, signed: bool) -> Float[Tensor, "..."]:
-    """Convert each 64-bit word to one float64 fraction of 52 bits, or to two float32 fractions of 32 bits."""
+    """Convert each 64-bit word to one float64 fraction of 52 bits, or to two float32 fractions of 32 bits.
+
+    Words may be overwritten.
+    """
     if dtype == torch.float64:
         word = word >> 12
         return (word if signed else word.add_(2**51)).to(dtype).add_(0.5).mul_(2.0**-52)
     halves = _halves(word, signed)
-    found = (halves if halves.shape[-1] == count else halves[..., :count]).to(dtype)
-    if word.is_cpu and is_plain((word,)):
-        return torch.add(scalar(2.0**-33), found, alpha=2.0**-32, out=found)  # the same in one pass
-    return found.add_(0.5).mul_(2.0**-32)
+    found = halves if halves.shape[-1] == count else halves[..., :count]
+    if not (word.is_cpu and is_plain((word,))):
+        return found.to(dtype).add_(0.5).mul_(2.0**-32)
+    # new memory would take as long as to draw the words
+    is_view = found is halves and halves.dtype.itemsize == dtype.itemsize
+    found = word.view(dtype).detach().copy_(halves) if is_view else found.to(dtype)
+    return torch.add(scalar(2.0**-33), found, alpha=2.0**-32, out=found)  # the same in one pass
 
 
 def _halves(pairs: Tensor, signed: bool) -> Tensor:
