@@ -48,7 +48,7 @@ def rounded(
     """Return the rounded tanh of numbers with the gradient of the tanh, its places, and the levels.
 
     The place of a number lies between the first level, 0, and the last, L - 1. Without noise, which is between 0 and 1,
-    the nearest level is taken. All results are in at least float32.
+    the nearest level is taken. All results are in at least float32. Noise of many inputs is overwritten.
     """
     if is_plain((x,)) and not is_watched():
         return _ROUNDED(x, grid.end, grid.half, noise)  # type: ignore[return-value]
@@ -59,17 +59,21 @@ def rounded(
     return value + 2 * (share - share.detach()), place, level
 
 
-def push(place: Float[Tensor, "*batch d"], noise: Float[Tensor, "*batch d"] | None) -> Float[Tensor, "*batch d"]:
+def push(
+    place: Float[Tensor, "*batch d"], noise: Float[Tensor, "*batch d"] | None, *, out: Tensor | None = None
+) -> Float[Tensor, "*batch d"]:
     """Return the level that noise, at least 0 and below 1, rounds a place to; without noise, the nearest level."""
     if noise is None:
         return plus(place, 0.5).floor_()
-    return (place - noise).ceil_()  # never above the last level, even if the difference is rounded
+    return torch.sub(place, noise, out=out).ceil_()  # never above the last level, even if the difference is rounded
 
 
-def _pushed(share: Tensor, noise: Tensor | None, end: Tensor, half: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _pushed(
+    share: Tensor, noise: Tensor | None, end: Tensor, half: Tensor, *, out: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return values, places and levels."""
     place = share * end
-    level = push(place, noise)
+    level = push(place, noise, out=out)
     return value_of(level, half), place, level
 
 
@@ -83,7 +87,9 @@ class _Rounded(torch.autograd.Function):
         if x.is_cpu and x.numel() > LONG and x.is_contiguous():
             size = math.gcd(x.numel() // len(end), ROWS) * len(end)
             end_of, half_of = (each.repeat(size // len(end)) for each in (end, half))
-            joined = _pushed(share.view(-1, size), None if noise is None else noise.view(-1, size), end_of, half_of)
+            rows = None if noise is None else noise.view(-1, size)
+            # levels overwrite the noise, as new memory takes longer than a difference
+            joined = _pushed(share.view(-1, size), rows, end_of, half_of, out=rows)
             value, place, level = (each.view(x.shape) for each in joined)
         else:
             value, place, level = _pushed(share, noise, end, half)
