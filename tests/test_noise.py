@@ -13,7 +13,7 @@ from tests.budget import assert_likely
 from tests.cases import DEVICES
 
 LAWS = {noise.uniform: "uniform", noise.logistic: "logistic", noise.gumbel: "gumbel_r", noise.normal: "norm"}
-QUICK = {noise.few_normal: "norm", noise.rounding: "uniform"}
+QUICK = {noise.few_normal: "norm", noise.few_uniform: "uniform", noise.rounding: "uniform"}
 KINDS = pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 WORDS = [0, 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1]
 """The words of 32 bits next to which anything could go wrong."""
@@ -91,6 +91,15 @@ def test_noise_can_be_modified_in_place_with_a_gradient(law: noise.uniform) -> N
     expected = draws.sum().item()
     draws.mul_(factor)
     assert torch.autograd.grad(draws.sum(), factor)[0].item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("end", [0.0, 1 - 2.0**-53])
+def test_few_uniform_numbers_are_strictly_between_zero_and_one(end: float, dtype: torch.dtype) -> None:
+    with mock.patch.object(torch, "rand", return_value=torch.full((3,), end, dtype=torch.float64)):
+        draws = noise.few_uniform((3,), dtype)
+    assert draws.dtype == dtype
+    assert ((draws > 0) & (draws < 1)).all()
 
 
 def test_float32_noise_reaches_its_tails() -> None:

@@ -14,7 +14,8 @@ from concretely.functional import subset as law
 from concretely.functional import subset_concrete
 from concretely.functional.polynomial import correlate, multiply
 from concretely.functional.subset_chunk import FARTHER, relax_chunk
-from concretely.functional.threshold import FLAT, _solve, largest, solve_few, solve_rough, threshold
+from concretely.functional.subset_few import relax_few
+from concretely.functional.threshold import _solve, largest, solve_few, threshold
 from tests.budget import assert_frequency, assert_mean
 from tests.cases import DTYPES, LOGITS, TEMPERATURES
 
@@ -365,7 +366,7 @@ def test_many_relaxed_draws_are_those_of_the_definition_or_left_to_it(
     is_found = relax_chunk(logits, noise, k, temperature, slope=slope, value=value)
     assert is_found == (scale < 400 or float((logits.amax(-1) - logits.amin(-1)).max()) < FARTHER)
     if is_found:
-        slopes, values = subset_concrete._draw_any(logits, k, temperature, noise)
+        slopes, _, values = subset_concrete._draw_any(logits, k, temperature, noise)
         # the definition leaves out exp(-x) beside x > 20
         error = 2e-7 if dtype == torch.float32 else 1e-9 if temperature > 1 else 1e-14
         torch.testing.assert_close(value, values, rtol=0, atol=error)
@@ -394,28 +395,57 @@ def test_few_thresholds_are_those_of_the_bracketed_iteration(n: int, k: int, sca
     torch.testing.assert_close(torch.from_numpy(found).unsqueeze(-1), _solve(scores, k), rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize(("n", "k"), [(2, 1), (9, 4), (11, 1), (11, 10), (300, 40)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("temperature", [0.02, 0.5, 5.0])
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 5.0, 30.0, 1e4])
-def test_rough_thresholds_are_right_in_float32_or_left_to_others(n: int, k: int, scale: float) -> None:
-    scores = random_logits(n, scale, batch=(20,))
-    found = solve_rough(scores.T.numpy(), k)
-    ranked = scores.sort(-1).values
-    is_flat = (ranked[:, -k] - ranked[:, -k - 1]).max() > FLAT
-    assert (found is None) == bool(is_flat or scale == 1e4)
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (9, 4), (10, 5), (10, 7), (11, 1), (11, 10), (200, 1), (33, 32)])
+def test_few_relaxed_draws_are_those_of_the_definition_or_left_to_it(
+    n: int, k: int, scale: float, temperature: float, dtype: torch.dtype
+) -> None:
+    logits = random_logits(n, scale, batch=(4, 25)).to(dtype)
+    noise = law.noise(logits.shape, dtype, device=logits.device)
+    found = relax_few(logits, noise, k, temperature)
+    if scale < 5 and temperature == 0.5 and dtype == torch.float32:
+        assert found is not None
+    if scale == 1e4:
+        assert found is None
     if found is not None:
-        values, true = (torch.sigmoid(scores - c) for c in (torch.from_numpy(found).unsqueeze(-1), _solve(scores, k)))
-        torch.testing.assert_close(values, true, rtol=0, atol=1e-8)
+        slope, total, value = found
+        slopes, _, values = subset_concrete._draw_any(logits, k, temperature, noise)
+        # the definition leaves out exp(-x) beside x > 20
+        error = 2e-7 if dtype == torch.float32 else 1e-9 if temperature > 1 else 1e-13
+        torch.testing.assert_close(value, values, rtol=0, atol=error)
+        torch.testing.assert_close(slope * temperature, slopes.to(dtype) * temperature, rtol=0, atol=error)
+        torch.testing.assert_close(total, slope.sum(-1, keepdim=True))
+        chosen = law.push(logits, k, noise) > 0
+        lowest = torch.where(chosen, value, 2).amin(-1)
+        assert (lowest > torch.where(chosen, -1, value).amax(-1)).all()
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7, 120, 256])
-def test_few_states_are_selected_by_the_inverse_cdf(rows: int) -> None:
-    log_mass = random_logits(rows, batch=(50,)).T.contiguous()
-    choice = torch.rand(50)
-    choice[:2] = torch.tensor([2.0**-33, 1 - 2.0**-24])
-    total = log_mass.exp().cumsum(0)
-    expected = (total < choice * total[-1]).sum(0)
-    found = subset_concrete._select(log_mass.numpy(), choice.numpy())
-    assert torch.equal(torch.from_numpy(found), expected)
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)])
+def test_few_relaxed_draws_can_be_modified_and_have_finite_gradients(shape: tuple[int, ...]) -> None:
+    for gap in (0.0, 30.0, 100.0, 1e4):
+        logits = torch.zeros(shape)
+        logits[..., 1] = gap
+        value = c.Subset(logits=logits.requires_grad_(), k=1).relax(0.1).rsample().mul_(2)
+        assert torch.autograd.grad(value[..., 0].sum(), logits)[0].isfinite().all()
+
+
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (7, 1), (10, 3), (10, 5), (16, 2), (12, 9), (256, 255)])
+def test_few_subsets_are_selected_by_the_inverse_cdf_of_all(n: int, k: int) -> None:
+    logits, noise = random_logits(n, 1.0, batch=(5,)), torch.full((5, 2, n), 0.5, dtype=torch.float64)
+    states = law.states_of(logits, k)
+    assert len(states.unique(dim=0)) == len(states) == math.comb(n, k)
+    assert (states.sum(-1) == k).all()
+    total = (logits @ states.T).softmax(-1).cumsum(-1)
+    for place in {0, len(states) // 3, len(states) // 2, len(states) - 1}:
+        below = total[:, place - 1] if place else torch.zeros(5).double()
+        for share in (1e-6, 0.5, 1 - 1e-6):
+            noise[:, 0, 0] = below + share * (total[:, place] - below)
+            assert torch.equal(law.push(logits, k, noise), states[place].expand(5, n))
+            found = relax_few(logits, noise, k, 0.5)
+            assert found is not None
+            assert torch.equal(largest(found[2], k).double(), states[place].expand(5, n))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

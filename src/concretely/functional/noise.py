@@ -153,6 +153,18 @@ def uniform(
     return uniform_of(_fractions(shape, dtype, device, generator, signed=False))
 
 
+def few_uniform(
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
+) -> Float[Tensor, "..."]:
+    """Draw uniform noise as `uniform` does, or by few operations and from 53 bits if there are few numbers on a CPU."""
+    is_on_cpu = device is None or torch.device(device).type == "cpu"
+    is_quick = is_on_cpu and not _has_keys(generator) and not torch.compiler.is_compiling()
+    if not is_quick or _count_whole(shape, generator) > FEW["cpu"]:
+        return uniform(shape, dtype, device=device, generator=generator)
+    most = 1 - torch.finfo(dtype).eps / 2  # no number is 0, nor 1 when it is rounded
+    return _by_torch(torch.rand, shape, torch.float64, device, generator).clamp(2.0**-54, most).to(dtype)
+
+
 def rounding(
     shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
 ) -> Float[Tensor, "..."]:
@@ -365,10 +377,7 @@ def _count_words(count: int, dtype: torch.dtype) -> int:
 
 
 def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, signed: bool) -> Float[Tensor, "..."]:
-    """Convert each 64-bit word to one float64 fraction of 52 bits, or to two float32 fractions of 32 bits.
-
-    Words may be overwritten.
-    """
+    """Convert each 64-bit word to a float64 fraction of 52 bits, or two float32 ones of 32 bits. May overwrite it."""
     if dtype == torch.float64:
         word = word >> 12
         return (word if signed else word.add_(2**51)).to(dtype).add_(0.5).mul_(2.0**-52)

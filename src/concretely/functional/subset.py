@@ -19,7 +19,7 @@ from torch.nn.functional import embedding, logsigmoid
 from ..kernel.operator import is_plain, is_watched, operator
 from ..kernel.tile import fits
 from .arithmetic import cast, compute_dtype, to_float64
-from .noise import Source, uniform
+from .noise import Source, few_uniform
 from .polynomial import correlate, multiply
 from .threshold import GAP, threshold
 
@@ -106,7 +106,7 @@ def noise(
     shape: Size, dtype: torch.dtype, *, device: torch.device, generator: Source | None = None
 ) -> Float[Tensor, "*batch 2 n"]:
     """Draw uniform noise for subsets of the last axis: one number for each branch of the tree, then one an item."""
-    return uniform((*shape[:-1], 2, shape[-1]), dtype, device=device, generator=generator)
+    return few_uniform((*shape[:-1], 2, shape[-1]), dtype, device=device, generator=generator)
 
 
 def push(logits: Float[Tensor, "*batch n"], k: int, noise: Float[Tensor, "*shape 2 n"]) -> Float[Tensor, "*out n"]:
@@ -239,7 +239,10 @@ def states_of(logits: Tensor, k: int) -> Float[Tensor, "states n"]:
 
 @lru_cache(maxsize=64)
 def _states_on(n: int, k: int, device: torch.device) -> Float[Tensor, "states n"]:
-    chosen = itertools.combinations(range(n), k)
+    if 2 * k > n:
+        return 1 - _states_on(n, n - k, device)
+    # in the order of the last items, then of those before them
+    chosen = sorted(itertools.combinations(range(n), k), key=lambda items: items[::-1])
     rows = [[1.0 if item in items else 0.0 for item in range(n)] for items in chosen]
     return torch.tensor(rows, dtype=torch.float64, device=device)
 

@@ -5,22 +5,22 @@ positive ones are a draw of the conditional Bernoulli law. So a subset is drawn 
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from ..kernel.operator import operator
+from ..kernel.operator import is_plain, operator, plain_apply
 from .arithmetic import Temperature, cast, compute_dtype, divide, log_temperature, over_categories, to_float64
 from .draw import is_one_number, is_recorded, of_member
 from .logistic import standard_log_density
-from .subset import are_few, are_many, choose, chunks, fits_kernel, in_rows, log_probability, states_of
+from .subset import are_few, are_many, choose, chunks, fits_kernel, in_rows, log_probability
 from .subset import push as push_subset
 from .subset_chunk import relax_chunk
-from .threshold import FEW, point_of, solve_few, solve_rough, threshold
+from .subset_few import pull_few, relax_few
+from .threshold import point_of, threshold
 
 NODE = 1e300
 """A score divided by the temperature that stands for infinity."""
@@ -76,11 +76,30 @@ def draw(
         (rows, uniform), shape = in_rows(logits, noise)
         relaxed: Tensor = relax.launched(rows, of_member(logits, temperature), uniform, k)[0]
         return relaxed.view(shape)
-    is_relaxed = isinstance(temperature, float) and temperature > 0 and 0 < k < logits.shape[-1]
-    if is_relaxed and is_recorded(logits):
-        value: Tensor = _Draw.apply(logits, k, temperature, noise)  # type: ignore[no-untyped-call]
+    few = draw_few(logits, k, temperature, noise)
+    if few is not None:
+        return few
+    if _is_one_node(temperature, logits, k):
+        value: Tensor = plain_apply(_Draw)(logits, k, temperature, noise, None)
         return value
     return squash(push(logits, k, temperature, noise), k, temperature, logits.dtype)
+
+
+def draw_few(
+    logits: Float[Tensor, "*batch n"], k: int, temperature: Temperature, noise: Float[Tensor, "*shape 2 n"]
+) -> Float[Tensor, "*shape n"] | None:
+    """Return what `draw` does if there are few subsets, else None. It is also None if a logit is not finite."""
+    is_traced = torch._C._get_tracing_state() is not None
+    if is_traced or not (_is_one_node(temperature, logits, k) and are_few(logits, k)):
+        return None
+    few = relax_few(logits, noise, k, temperature)
+    return None if few is None else plain_apply(_Draw)(logits, k, temperature, noise, few)
+
+
+def _is_one_node(temperature: Temperature, logits: Tensor, k: int) -> TypeGuard[float]:
+    """Return whether values can be computed as one autograd node."""
+    is_relaxed = isinstance(temperature, float) and temperature > 0 and 0 < k < logits.shape[-1]
+    return is_relaxed and is_recorded(logits)
 
 
 @operator(
@@ -119,39 +138,46 @@ class _Draw(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, k: int, temperature: float, noise: Tensor) -> Tensor:
-        ctx.k, ctx.temperature = k, temperature
-        found = _draw_few(logits, k, temperature, noise) or _draw_many(logits, k, temperature, noise)
-        slope, value = found or _draw_any(logits, k, temperature, noise)
-        ctx.save_for_backward(logits, noise, slope)
+    def forward(
+        ctx: Any, logits: Tensor, k: int, temperature: float, noise: Tensor, found: tuple[Tensor, ...] | None
+    ) -> Tensor:
+        ctx.k, ctx.temperature, ctx.is_few = k, temperature, found is not None
+        found = found or _draw_many(logits, k, temperature, noise) or _draw_any(logits, k, temperature, noise)
+        slope, total, value = found
+        ctx.save_for_backward(logits, noise, slope, total)
         return value
 
     @staticmethod
-    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor, None, None, None]:
-        logits, noise, slope = ctx.saved_tensors
+    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor, None, None, None, None]:
+        logits, noise, slope, total = ctx.saved_tensors
         if torch.is_grad_enabled():
             value = squash(push(logits, ctx.k, ctx.temperature, noise), ctx.k, ctx.temperature, logits.dtype)
             (gradient,) = torch.autograd.grad(value, logits, by[0], create_graph=True)
-            return gradient, None, None, None
-        tiny = torch.finfo(slope.dtype).tiny  # all slopes may be too small for floats
+            return gradient, None, None, None, None
+        if ctx.is_few and is_plain(by):
+            return pull_few(slope, total, by[0]), None, None, None, None
         pulled = slope * by[0]
-        common = pulled.sum(-1, keepdim=True).div_(slope.sum(-1, keepdim=True).clamp_(min=tiny))
-        pulled = pulled.addcmul_(slope, common, value=-1)
-        return cast(pulled.sum_to_size(logits.shape), logits.dtype), None, None, None
+        pulled = pulled.addcmul_(slope, pulled.sum(-1, keepdim=True).div_(total), value=-1)
+        return cast(pulled.sum_to_size(logits.shape), logits.dtype), None, None, None, None
 
 
-def _draw_any(logits: Tensor, k: int, temperature: float, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the derivatives of values by the logits, without those of the threshold, and the values."""
+def _draw_any(logits: Tensor, k: int, temperature: float, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return derivatives of values by the logits at a constant threshold, their sums, and the values."""
     sign = push_subset(logits, k, noise).double().mul_(2).sub_(1)
     wide = to_float64(logits)
     node = _scores(wide - point_of(wide, k), sign, noise).div_(temperature)
     node = node - point_of(node, k)
     value = torch.sigmoid(node)
     slope = torch.sigmoid(-node).mul_(value).div_(temperature)
-    return slope, _ordered(cast(value, logits.dtype), sign > 0)
+    return slope, _total(slope), _ordered(cast(value, logits.dtype), sign > 0)
 
 
-def _draw_many(logits: Tensor, k: int, temperature: float, noise: Tensor) -> tuple[Tensor, Tensor] | None:
+def _total(slope: Tensor) -> Tensor:
+    """Return the sums of derivatives, which may all be too small for floats."""
+    return slope.sum(-1, keepdim=True).clamp_(min=torch.finfo(slope.dtype).tiny)
+
+
+def _draw_many(logits: Tensor, k: int, temperature: float, noise: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return what `_draw_any` does, for some rows of many on a CPU at a time, or None."""
     if not are_many(logits, noise) or are_few(logits, k):
         return None
@@ -161,72 +187,10 @@ def _draw_many(logits: Tensor, k: int, temperature: float, noise: Tensor) -> tup
     for part in chunks(values):
         given, into = (rows[part], uniform[:, part]), (slopes[:, part], values[:, part])
         if not relax_chunk(*given, k, temperature, slope=into[0], value=into[1]):
-            for own, found in zip(into, _draw_any(given[0], k, temperature, given[1]), strict=True):
-                own.copy_(found)
-    return slope, value
-
-
-def _draw_few(logits: Tensor, k: int, temperature: float, noise: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return what `_draw_any` does, by numpy: for few numbers this is several times faster.
-
-    Return None unless there are few subsets on the CPU, a draw for each, and logits that are not too far apart. Arrays
-    have a column for each row of logits, as operations along their first axis are fast.
-    """
-    is_wide = logits.dtype in (torch.float32, torch.float64)
-    is_one = noise.shape[:-2] == logits.shape[:-1] and 0 < logits.numel() <= FEW
-    if not (is_wide and is_one and are_few(logits, k)):
-        return None
-    dtype, n = (np.float32 if logits.dtype == torch.float32 else np.float64), logits.shape[-1]
-    states = states_of(logits, k).numpy()
-    own = np.array(logits.numpy().reshape(-1, n).T, np.float64, order="C")  # a copy, which is changed below
-    uniform = noise.numpy().reshape(-1, 2, n)
-    centre = _solve_columns(own, k, dtype)
-    if centre is None:
-        return None
-    own -= centre
-    chosen = states.take(_select(states @ own, uniform[:, 0, 0]), 0).T
-    sign = 2 * chosen - 1
-    own *= sign
-    fraction = uniform[:, 1].T.astype(np.float64, "C")
-    # softplus(own + log(1 - u)) - log u, the score without its sign
-    node = np.log1p(np.exp(own) * (1 - fraction)) - np.log(fraction)
-    node *= sign / temperature
-    point = _solve_columns(node, k, dtype)
-    if point is None:
-        return None
-    small = np.exp(point - node)
-    value = 1 / (1 + small)
-    small *= value * value / temperature
-    rounded = value.astype(dtype)
-    lowest = np.where(chosen, rounded, np.inf).min(0).astype(dtype)
-    others = np.minimum(rounded, np.nextafter(lowest, dtype(0)))
-    result = np.ascontiguousarray(np.where(chosen, rounded, others).T)
-    return torch.from_numpy(small.T).reshape(logits.shape), torch.from_numpy(result).view(logits.shape)
-
-
-def _select(log_mass: Any, choice: Any) -> Any:
-    """Return the row that a fraction selects in each column by the inverse CDF: first a block of rows, then a row.
-
-    Numpy takes several times as long to add up all rows.
-    """
-    rows, columns = log_mass.shape
-    size = math.isqrt(rows - 1) + 1
-    mass = np.zeros((size, size, columns))
-    np.exp(log_mass - log_mass.max(0), out=mass.reshape(size * size, columns)[:rows])
-    lower = np.tri(size)
-    total = lower @ mass.sum(1)
-    goal = choice * total[-1]
-    block = np.minimum(np.count_nonzero(total < goal, 0), (rows - 1) // size)
-    own = np.arange(columns)
-    inside = lower @ mass[block, :, own].T
-    goal -= total[block, own] - inside[-1]
-    return np.minimum(block * size + np.count_nonzero(inside < goal, 0), rows - 1)
-
-
-def _solve_columns(columns: Any, k: int, dtype: Any) -> Any:
-    """Return the thresholds of columns, or None."""
-    rough = solve_rough(columns, k) if dtype is np.float32 else None
-    return solve_few(columns.T, k) if rough is None else rough
+            found = _draw_any(given[0], k, temperature, given[1])
+            into[0].copy_(found[0])
+            into[1].copy_(found[2])
+    return slope, _total(slope), value
 
 
 def squash(scores: Scores, k: int, temperature: Temperature, dtype: torch.dtype) -> Float[Tensor, "*shape n"]:

@@ -20,8 +20,6 @@ NEAR = 2.0**-27
 least 1 and a curvature of at most 2, so that the error after a step is at most the square of the step."""
 ROUGH = 2.0**-14
 """The size of the last step in float32. The error after it is about its square."""
-FLAT = 25.0
-"""A gap between the k largest scores and the others above which the sum of entries is too flat for float64."""
 FEW = 2**16
 """Up to this number of scores, an operation of numpy takes less time than one of torch."""
 GAP = 1400.0
@@ -97,29 +95,6 @@ def solve_few(scores: Any, k: int) -> Any:
         scale[1] /= moved
         if index > 1 and np.abs(step).max() <= NEAR:
             return low + np.log(scale[1])
-    return None
-
-
-def solve_rough(columns: Any, k: int) -> Any:
-    """Solve for the thresholds of the columns of an array, for results in float32, by fewer operations.
-
-    Newton's method starts between the k largest scores and the others. Return None if it does not converge, or if
-    scores are not finite or too far apart, so that their sum is too flat.
-    """
-    ranked = np.sort(columns, 0)
-    low, high = ranked[-k], ranked[-k - 1]
-    if not ((ranked[-1] - ranked[0]).max() < GAP / 4 and (low - high).max() < FLAT):
-        return None
-    point = 0.5 * (low + high)
-    share = np.exp(columns - point)
-    scale: Any = 1.0
-    for index in range(STEPS):
-        part = share / (share + scale)
-        total = part.sum(0)
-        step = (total - k) / (total - np.einsum("ij,ij->j", part, part))
-        scale = scale * np.exp(step)
-        if index > 1 and np.abs(step).max() <= ROUGH:
-            return point + np.log(scale)
     return None
 
 

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..distribution import Subset
+from ..distribution import Subset, SubsetConcrete
+from ..functional import subset, subset_concrete
 from ..functional.arithmetic import cast, compute_dtype
 from ..functional.noise import Source
 from ..functional.squashing import straight_through
@@ -60,13 +61,18 @@ class Choose(Layer):
 
     def forward(self, scores: Float[Tensor, "*batch n"], *, generator: Source | None = None) -> Tensor:
         """Choose items: a draw in training, those with the largest scores in evaluation."""
-        law = self._law(scores)
+        logits, source = self._logits(scores), of_rows(generator, scores.shape[:-1])
+        if self.training and self.gradient == "relaxed":
+            noise = subset.noise(logits.shape, logits.dtype, device=logits.device, generator=source)
+            value = subset_concrete.draw_few(logits, self.k, self.temperature, noise)
+            if value is None:
+                value = SubsetConcrete(logits=logits, k=self.k, temperature=self.temperature).push(noise)
+            self._keep(Chosen(scores))
+            return cast(value, scores.dtype)
+        law = Subset(logits=logits, k=self.k)
         self._keep(Chosen(scores))
         if not self.training:
             return cast(law.mode, scores.dtype)
-        source = of_rows(generator, scores.shape[:-1])
-        if self.gradient == "relaxed":
-            return cast(law.relax(self.temperature).rsample(generator=source), scores.dtype)
         return cast(straight_through(law.sample(generator=source), law.mean, lambda mean: mean), scores.dtype)
 
     @torch.no_grad()
@@ -75,12 +81,15 @@ class Choose(Layer):
         return cast(self._law(scores).sample(generator=of_rows(generator, scores.shape[:-1])), scores.dtype)
 
     def _law(self, scores: Tensor) -> Subset:
+        return Subset(logits=self._logits(scores), k=self.k)
+
+    def _logits(self, scores: Tensor) -> Tensor:
         if not isinstance(scores, Tensor) or not scores.is_floating_point():
             got = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
             raise TypeError(f"scores must be a floating tensor, got {got}")
         if scores.dim() == 0 or scores.shape[-1] < self.k:
             raise ValueError(f"scores must have at least k = {self.k} items, got shape {tuple(scores.shape)}")
-        return Subset(logits=cast(scores, compute_dtype(scores.dtype)), k=self.k)
+        return cast(scores, compute_dtype(scores.dtype))
 
     def penalty(self, chosen: Chosen | None = None) -> Float[Tensor, ""]:
         """Return the weighted KL for the scores of a forward, by default those of the latest training forward."""
