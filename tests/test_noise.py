@@ -78,8 +78,10 @@ def test_float32_noise_is_finite_at_every_word(law: noise.uniform) -> None:
 
 
 def test_noise_to_round_many_numbers_is_at_least_zero_and_below_one_at_every_word() -> None:
-    with mock.patch.dict(noise.FEW, cpu=0):
-        draws = of_words(noise.rounding, WORDS)
+    words = torch.tensor([[w - 2**32 * (w >= 2**31), 0] for w in WORDS], dtype=torch.int32).view(torch.int64).flatten()
+    with mock.patch.dict(noise.FEW, cpu=0), mock.patch.object(torch, "empty") as empty:
+        empty.return_value.random_.return_value = words
+        draws = noise.rounding((2 * len(words),))
     assert ((draws >= 0) & (draws < 1)).all()
     assert draws.min() < 2.0**-23
     assert draws.max() > 1 - 2.0**-23

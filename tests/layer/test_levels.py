@@ -75,6 +75,13 @@ def test_many_inputs_are_rounded_and_counted_as_few(rows: int) -> None:
     assert torch.equal(results[0][4].sum(-1), torch.full((3,), float(rows)))
 
 
+def test_many_inputs_are_rounded_under_vmap() -> None:
+    layer, x = Levels((7, 4, 2)), torch.zeros(2, 3000, 3)
+    one, other = torch.func.vmap(lambda rows: layer(rows).value, randomness="different")(x)
+    assert not torch.equal(one, other)
+    assert (one.abs() <= 1).all()
+
+
 def test_the_noise_never_leads_beyond_the_last_level() -> None:
     place, most = torch.tensor([0.0, 3.0, 6.0, 254.0]), 1 - 2.0**-24
     for noise in (0.0, 2.0**-24, 0.5, most):

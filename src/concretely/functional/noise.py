@@ -139,9 +139,8 @@ def few_normal(
     shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
 ) -> Float[Tensor, "..."]:
     """Draw standard normal noise as `normal` does, or by two operations and from 53 bits if there are few numbers."""
-    if _has_keys(generator) or torch.compiler.is_compiling():
-        return normal(shape, dtype, device=device, generator=generator)
-    if _count_whole(shape, generator) > FEW.get("cpu" if device is None else torch.device(device).type, 0):
+    most = FEW.get("cpu" if device is None else torch.device(device).type, 0)
+    if _has_keys(generator) or torch.compiler.is_compiling() or _count_whole(shape, generator) > most:
         return normal(shape, dtype, device=device, generator=generator)
     return _by_torch(torch.randn, shape, torch.float64, device, generator).to(dtype)
 
@@ -168,17 +167,15 @@ def few_uniform(
 def rounding(
     shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
 ) -> Float[Tensor, "..."]:
-    """Draw uniform noise in [0, 1) to round numbers, in one operation if there are few numbers or on a GPU.
-
-    In float32 it has 24 bits, as many as a sum with it, so that more would change nothing.
-    """
+    """Draw uniform noise in [0, 1) to round numbers. In float32 it has 24 bits, as many as a sum with it."""
     if _has_keys(generator) or torch.compiler.is_compiling():
         return uniform(shape, dtype, device=device, generator=generator)
     is_on_cpu = device is None or torch.device(device).type == "cpu"
     if not is_on_cpu or dtype != torch.float32 or _count_whole(shape, generator) <= FEW["cpu"]:
         return _by_torch(torch.rand, shape, dtype, device, generator)
+    require_source(generator)
     # from half of the random words that torch.rand takes; the factor keeps all sums below 1
-    return _fractions(shape, dtype, device, generator, signed=True).mul_(1 - 2.0**-23).add_(0.5)
+    return _fractions(shape, dtype, device, generator, signed=True, fast=True).mul_(1 - 2.0**-23).add_(0.5)
 
 
 def _count_whole(shape: Sequence[int], generator: Source | None) -> int:
@@ -269,7 +266,7 @@ def numbers_of(source: Generator | None, device: torch.device) -> tuple[int, int
 
 
 def _fractions(
-    shape: Sequence[int], dtype: torch.dtype, device: Device, source: Source | None, *, signed: bool
+    shape: Sequence[int], dtype: torch.dtype, device: Device, source: Source | None, *, signed: bool, fast: bool = False
 ) -> Tensor:
     """Draw random fractions in (0, 1), or in (-1/2, 1/2) if signed, with the highest precision near 0."""
     count, window = math.prod(shape), None
@@ -289,7 +286,11 @@ def _fractions(
         found = _compiled_fractions(count, dtype, device, signed)
     else:
         whole = count if window is None else window.blocks * window.stride
-        drawn = random_words(_count_words(whole, dtype), device=device, generator=source)
+        words = _count_words(whole, dtype)
+        if fast and not torch._C._are_functorch_transforms_active():  # without the division of `random_words`
+            drawn = torch.empty(words, dtype=torch.int64, device=device).random_(-(2**63), None, generator=source)
+        else:
+            drawn = random_words(words, device=device, generator=source)
         found = _from_words(drawn, whole, dtype, signed)
         if window is not None:
             found = found.view(window.blocks, -1).narrow(1, window.first, window.size).contiguous()
@@ -385,9 +386,8 @@ def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, sign
     found = halves if halves.shape[-1] == count else halves[..., :count]
     if not (word.is_cpu and is_plain((word,))):
         return found.to(dtype).add_(0.5).mul_(2.0**-32)
-    # new memory would take as long as to draw the words
     is_view = found is halves and halves.dtype.itemsize == dtype.itemsize
-    found = word.view(dtype).detach().copy_(halves) if is_view else found.to(dtype)
+    found = word.view(dtype).detach().copy_(halves) if is_view else found.to(dtype)  # new memory would take time
     return torch.add(scalar(2.0**-33), found, alpha=2.0**-32, out=found)  # the same in one pass
 
 

@@ -117,7 +117,7 @@ class SlicedDraws(TorchDispatchMode):
         named = named or {}
         kind = function.overloadpacket
         is_random = kind in IN_PLACE or kind in OF_TENSORS or kind in OF_SIZES
-        is_own = kind is _ATEN.randint and given[0] == LOWEST
+        is_own = (kind is _ATEN.randint and given[0] == LOWEST) or (kind is _ATEN.random_ and LOWEST in given[1:2])
         if not is_random or is_own or named.get("generator") is not None:
             return function(*given, **named)
         self.is_needed = True
