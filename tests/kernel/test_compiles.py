@@ -93,10 +93,8 @@ def codebook(kernels: Any) -> None:
                 for keeps in (True, False):
                     kernels.draw(logits, given, 5, temperature, keeps=keeps)
                 if shape[0] == 1:
-                    counts = empty(shape[-1])
-                    kernels.draw(
-                        logits[0], given, 0, temperature, keeps=True, table=empty(shape[-1], 64), counts=counts
-                    )
+                    more = {"bias": empty(shape[-1]), "table": empty(shape[-1], 64), "counts": empty(shape[-1])}
+                    kernels.draw(logits[0], given, 0, temperature, keeps=True, **more)
             if shape[-1] <= 8192:
                 kernels.pull(logits, logits, temperature)
         kernels.noise(own, 5, *shape)

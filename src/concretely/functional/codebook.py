@@ -238,8 +238,8 @@ class _LookUpFew(torch.autograd.Function):
         key: tuple[int, int], counts: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         weight, rows = weight.squeeze(0), table.squeeze(0)
-        logits = linear(x, weight, bias.squeeze(0))
-        index, value = _kernel().draw(logits, key, 0, temperature, keeps=True, table=rows, counts=counts)
+        logits, bias = linear(x, weight), bias.contiguous()  # added by the kernel, in less time than by cuBLAS
+        index, value = _kernel().draw(logits, key, 0, temperature, keeps=True, bias=bias, table=rows, counts=counts)
         ctx.temperature = temperature.clone() if isinstance(temperature, Tensor) else temperature  # which may move on
         ctx.save_for_backward(x, weight, rows, index, logits)
         ctx.set_materialize_grads(False)

@@ -40,7 +40,7 @@ def _largest(one, two, three, four):
 
 @partial(Launched, free=("seed", "nonce", "first"))
 def _draw(
-    logits, shares, index, key, seed, nonce, first, temperature, total, tokens, groups, table, value, counts,
+    logits, shares, index, key, seed, nonce, first, temperature, total, tokens, groups, bias, table, value, counts,
     SIZE: tl.constexpr, N: tl.constexpr, QUARTER: tl.constexpr, KEEPS: tl.constexpr, TENSOR: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -49,6 +49,8 @@ def _draw(
     column = tl.arange(0, WIDTH)[None, :]
     at = row.to(tl.int64)[:, None] * N + column
     held = [_four(logits, at, inside, column, k, N, QUARTER) for k in (0, 1, 2, 3)]
+    if bias is not None:
+        held = [held[k] + _four(bias, column, inside, column, k, N, QUARTER) for k in (0, 1, 2, 3)]
     if key is not None:
         seed, nonce = tl.load(key), tl.load(key + 1)
     place = (row % tokens).to(tl.int64) * groups + row // tokens
@@ -152,13 +154,14 @@ def draw(
     temperature: float | Tensor,
     *,
     keeps: bool,
+    bias: Tensor | None = None,
     table: Tensor | None = None,
     counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return codes for logits of shape (groups, tokens, codes), of tokens from `first` on, and their rows of a table.
 
-    One group may have no axis; only for one may there be a table, and counts of codes, to which the tokens are added.
-    If `keeps`, the shares of the codes replace the logits.
+    One group may have no axis; only for one may there be a bias of the logits, a table, and counts of codes, to which
+    the tokens are added. If `keeps`, the shares of the codes replace the logits.
     """
     tokens, n = logits.shape[-2:]
     index = torch.empty(logits.shape[:-1], dtype=torch.int64, device=logits.device)
@@ -171,7 +174,7 @@ def draw(
         _draw[ceil_div(total, rows),](
             logits, logits, index, None if is_number else key, *(key if is_number else (FAR, FAR)),
             FAR + first * groups * quarter, temperature if is_tensor else 1 / temperature, total, tokens, groups,
-            table, value, counts, SIZE=1 if table is None else table.shape[1],
+            bias, table, value, counts, SIZE=1 if table is None else table.shape[1],
             N=n, QUARTER=quarter, KEEPS=keeps, TENSOR=is_tensor, ROWS=rows, WIDTH=width,
             num_warps=min(max(rows * width // 512, 1), 16),
         )  # fmt: skip
