@@ -43,7 +43,7 @@ def pairs(device: torch.device, *, quick: bool = False) -> Iterator[Pair]:
         yield _router(tokens, features, experts, k, device)
     yield _codebook(64, 64, 512, device, 1.0)
     if not quick:
-        yield _codebook(*((64 * 1024, 256, 8192) if gpu else (2048, 64, 2048)), device, 0.5)
+        yield _codebook(*((64 * 1024, 256, 8192) if gpu else (2048, 64, 2048)), device, 0.5 if gpu else 1.0)
     for rows in (64, 65_536)[: 1 if quick else 2]:
         yield _levels(rows, device)
     yield _permute(64, 10, device)
