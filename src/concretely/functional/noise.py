@@ -120,8 +120,8 @@ def few_log_exponential(
     it is infinite once in 2⁵³ draws; on a GPU, it is always finite. For many numbers, `gumbel` is several times faster.
     """
     if not like.is_cuda:
-        noise = torch.empty_like(like).exponential_(generator=generator).log_()
-        return noise if factor == 1 else noise.mul_(factor)
+        noise = torch.empty_like(like).exponential_(generator=generator)
+        return noise.log_() if factor == 1 else torch.xlogy(scalar(factor), noise, out=noise)
     # torch's float32 noise on a GPU has only 24 bits near 0, where Gumbel noise is largest; its float64 noise has 53
     # bits, and is never 0
     noise = torch.empty_like(like, dtype=torch.float64).exponential_(generator=generator)
