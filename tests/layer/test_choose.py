@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -127,3 +128,22 @@ def test_gumbel_top_k_has_the_gradient_of_a_value_that_sums_to_k() -> None:
         torch.testing.assert_close(slope.sum(dim), torch.zeros_like(slope.sum(dim)), rtol=0, atol=1e-12)
         assert (slope != 0).any()
     assert not gumbel_top_k(scores, 2, temperature=0).requires_grad
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("gradient", ["relaxed", "mean"])
+def test_a_compiled_choice_takes_any_number_of_items(gradient: Any) -> None:
+    compiled = torch.compile(Choose(3, gradient=gradient), backend="aot_eager", fullgraph=True, dynamic=True)
+    for n in (10, 12, 40):  # few subsets, and many
+        torch.testing.assert_close(compiled(torch.randn(4, n)).sum(-1), torch.full((4,), 3.0))
+
+
+@pytest.mark.parametrize(
+    ("shape", "k", "temperature"), [((64, 1024), 500, 3.0), ((64, 257), 102, 30.0), ((64, 10), 3, 0.5)]
+)
+def test_relaxed_choices_sum_to_k_to_the_rounding_of_their_entries(
+    shape: tuple[int, int], k: int, temperature: float
+) -> None:
+    scores = torch.randn(shape, requires_grad=True)
+    sums = Choose(k, temperature=temperature)(scores).double().sum(-1)
+    assert ((sums - k).abs() <= math.sqrt(shape[1]) * torch.finfo(torch.float32).eps).all()

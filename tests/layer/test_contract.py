@@ -206,7 +206,7 @@ def test_a_compiled_layer_equals_the_eager_one(case: Case) -> None:
 def test_layers_work_under_vmap_and_autocast(case: Case) -> None:
     layer = case.made()
     x = torch.stack([inputs(), inputs() + 1])
-    mapped = torch.vmap(lambda x: value(layer(x)), randomness="different")(x)
+    mapped = value(torch.vmap(layer, randomness="different")(x))
     assert mapped.shape == (2, *value(layer(inputs())).shape)
     assert mapped.isfinite().all()
     one = inputs().requires_grad_()

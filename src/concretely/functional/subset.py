@@ -228,7 +228,14 @@ def in_rows(logits: Tensor, noise: Tensor) -> tuple[tuple[Tensor, Tensor], Size]
 
 def are_few(logits: Tensor, k: int) -> bool:
     # on a GPU, the table of subsets would have to be copied from the host, which a captured program must not do
-    return logits.is_cpu and math.comb(logits.shape[-1], k) <= FEW
+    if not logits.is_cpu:
+        return False
+    n, count = logits.shape[-1], 1
+    for chosen in range(k if 2 * k <= n else n - k):  # math.comb cannot be compiled for sizes that change
+        count = count * (n - chosen) // (chosen + 1)
+        if count > FEW:
+            return False
+    return True
 
 
 def states_of(logits: Tensor, k: int) -> Float[Tensor, "states n"]:

@@ -18,6 +18,8 @@ from .threshold import NEAR, ROUGH, STEPS
 
 FAR, FARTHER = 80.0, 600.0
 """Distances of logits beyond which a ratio of odds may be too small for float32, and for float64."""
+UNITS = 2.0**-20
+"""More than the error of a threshold that is found in float32."""
 COARSE = 2.0**-6
 """A step in float32 after which Newton's method goes on in float64. Its error is about the square."""
 
@@ -55,11 +57,18 @@ def relax_chunk(
     point = _middle(kept, rest, (low - high) / 2, dtype)
     if point is None:
         return False
-    below, above = point
+    # from here on in float64, as errors of thresholds and values in float32 would add up in sums
+    kept, rest, below, above = (tensor.double() for tensor in (kept, rest, *point))
     share = _share(rest, above)
-    torch.mul(rest.mul_(above).mul_(share), share.div_(temperature), out=slope)
+    slopes = share.mul_(rest.mul_(above).mul_(share)).div_(temperature)
     largest = _share(kept, below)
-    slope.scatter_(-1, places, kept.mul_(below).mul_(largest).mul_(largest).div_(temperature))
+    of_largest = kept.mul_(below).mul_(largest).mul_(largest).div_(temperature)
+    slope.copy_(slopes.scatter_(-1, places, of_largest))
+    if dtype != torch.float64:  # move the threshold, whose error may be some units of float32, by the error of the sum
+        excess = rest.sum(-1, keepdim=True) + largest.sum(-1, keepdim=True) - k
+        moved = excess.div_(slopes.sum(-1, keepdim=True).mul_(temperature)).nan_to_num_(0).clamp_(-UNITS, UNITS)
+        rest.addcmul_(slopes, moved, value=-temperature)
+        largest.addcmul_(of_largest, moved, value=-temperature)
     narrow = cast(largest, logits.dtype)
     # values of chosen items stay larger than all others, also when rounded
     lowest = to_float64(narrow.amin(-1, keepdim=True)) * (1 - 0.75 * torch.finfo(logits.dtype).eps)

@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 import torch
 from jaxtyping import Float
 from torch import Size, Tensor, nn
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.amp.autocast_mode import is_autocast_available
 
 from ..distribution.check import LEAST
@@ -252,6 +253,13 @@ def decide(model: nn.Module) -> dict[str, Any]:
     return {name: result for name, result in decisions.items() if result is not None}
 
 
+def is_vmapped() -> bool:
+    """Return whether `vmap` is active. Its functions return tensors only, so that no part of a result may be None."""
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+        return False
+    return any(level.key() == TransformType.Vmap for level in get_interpreter_stack() or ())
+
+
 def is_autocast(kind: str) -> bool:
     """Return whether autocast is on for a type of device."""
     is_known = kind in ("cpu", "cuda") or is_autocast_available(kind)  # which torch 2.11 does not compile
@@ -291,8 +299,11 @@ def require_last(name: str, value: Any, size: int, *, axis: int = -1) -> Tensor:
     return value
 
 
-def require_mask(mask: Any, shape: Size) -> Tensor | None:
-    """Return a mask of tokens; raise unless it has the expected shape. None is that of all tokens."""
+def require_mask(mask: Any, x: Tensor) -> Tensor | None:
+    """Return a mask of tokens x; raise unless it has the expected shape. None is that of all tokens."""
+    shape = x.shape[:-1]
+    if mask is None and is_vmapped():
+        return torch.ones(shape, dtype=torch.bool, device=x.device)
     if mask is not None and (not isinstance(mask, Tensor) or mask.shape != shape or mask.dtype != torch.bool):
         is_tensor = isinstance(mask, Tensor)
         got = f"{mask.dtype} of shape {tuple(mask.shape)}" if is_tensor else type(mask).__name__

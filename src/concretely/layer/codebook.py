@@ -12,7 +12,17 @@ from ..functional.codebook import Looked, look_up
 from ..functional.noise import Source
 from ..functional.torch_draw import sliced_source
 from ..spelling import require_one_of
-from .base import UNUSED, Layer, Setting, is_autocast, require_count, require_last, require_mask, require_number
+from .base import (
+    UNUSED,
+    Layer,
+    Setting,
+    is_autocast,
+    is_vmapped,
+    require_count,
+    require_last,
+    require_mask,
+    require_number,
+)
 from .rank import assign, gathered, of_rows, reshard, sum_over_ranks, whole, world_size
 
 
@@ -168,7 +178,7 @@ class Codebook(Layer):
     ) -> tuple[Coded, Tensor | None]:
         """Return codes, and counts to which they are added, if there are any."""
         require_last("x", x, self.features)
-        mask = require_mask(mask, x.shape[:-1])
+        mask = require_mask(mask, x)
         kind, dtype, options = x.device.type, x.dtype, (draws, hard, counted, generator)
         if is_autocast(kind):
             with torch.autocast(kind, enabled=False):
@@ -204,7 +214,7 @@ class Codebook(Layer):
             self.temperature,
             weight_of=None if mask is None else mask.flatten().to(torch.float32),
             hard=hard,
-            scored=self._is_penalising and self.training,
+            scored=(self._is_penalising and self.training) or is_vmapped(),
             draws=draws,
             counts=counted,
             generator=of_rows(generator, batch) or sliced_source(batch),

@@ -136,7 +136,7 @@ class Levels(Layer):
         self, x: Tensor, mask: Tensor | None, *, draws: bool, generator: Source | None, keeps: bool = True
     ) -> Leveled:
         require_last("x", x, self.features)
-        mask = require_mask(mask, x.shape[:-1])
+        mask = require_mask(mask, x)
         encoded: Tensor = self.encode(x) if self._is_projected else x
         grid, noise = self._grid, None
         if draws:

@@ -182,7 +182,7 @@ class Router(Layer):
 
     def _route(self, x: Tensor, mask: Tensor | None, *, draws: bool, generator: Source | None) -> Routing:
         logits, spread = self._scores(x)
-        mask, noise = require_mask(mask, x.shape[:-1]), None
+        mask, noise = require_mask(mask, x), None
         if draws and self.noise is not None:
             source = of_rows(generator, x.shape[:-1])
             noise = NOISE[self._law](logits.shape, logits.dtype, device=logits.device, generator=source)
