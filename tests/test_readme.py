@@ -52,7 +52,7 @@ def test_code_runs(name: str, code: str) -> None:
 
 def test_the_first_code_of_the_readme_prints(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(programs(README)[0], "README.md", "exec"), {})
-    assert capsys.readouterr().out.count("torch.Size([4, 32, 4])") == 2
+    assert capsys.readouterr().out.count("torch.Size([4, 32, 5])") == 2
 
 
 def anchors(text: str) -> set[str]:

@@ -130,7 +130,7 @@ def push(logits: Float[Tensor, "*batch n"], k: int, noise: Float[Tensor, "*shape
     (own, uniform), shape = in_rows(logits, noise)
     value = own.new_zeros(uniform.shape[1:3] + own.shape[2:])
     for part in chunks(value):
-        places = place(_grow(log_odds_of(own[0, part], k), k), k, uniform[0, :, part])
+        places = select(_grow(log_odds_of(own[0, part], k), k), k, uniform[0, :, part])
         value[:, part].scatter_(-1, places, 1)
     return value.view(shape)
 
@@ -149,7 +149,7 @@ def chunks(value: Float[Tensor, "samples units n"]) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, units, size))
 
 
-def place(
+def select(
     levels: list[Tensor], k: int, noise: Float[Tensor, "samples units 2 n"]
 ) -> Int64[Tensor, "samples units {k}"]:
     """Return the items that noise selects in trees, in order, as `_descend` does, for tensors that can be read.
@@ -227,6 +227,7 @@ def in_rows(logits: Tensor, noise: Tensor) -> tuple[tuple[Tensor, Tensor], Size]
 
 
 def are_few(logits: Tensor, k: int) -> bool:
+    """Return whether subsets are enumerated: on a CPU, if there are few."""
     # on a GPU, the table of subsets would have to be copied from the host, which a captured program must not do
     if not logits.is_cpu:
         return False
@@ -274,10 +275,10 @@ def _split(left: Tensor, right: Tensor, count: Tensor, choice: Tensor) -> Tensor
 def _grow(log_odds: Tensor, k: int) -> list[Tensor]:
     """Return the levels of the tree, from the items to the root."""
     items = log_odds.reshape(-1, log_odds.shape[-1]).T
-    return raise_levels(torch.sigmoid(torch.stack([-items, items]))[: k + 1], k)
+    return levels_above(torch.sigmoid(torch.stack([-items, items]))[: k + 1], k)
 
 
-def raise_levels(items: Level, k: int) -> list[Tensor]:
+def levels_above(items: Level, k: int) -> list[Tensor]:
     """Return the levels of the tree above the probabilities of items."""
     levels = [items]
     while levels[-1].shape[1] > 1:

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from .arithmetic import cast, compute_dtype, to_float64
-from .subset import place, raise_levels
+from .subset import levels_above, select
 from .threshold import NEAR, ROUGH, STEPS
 
 FAR, FARTHER = 80.0, 600.0
 """Distances of logits beyond which a ratio of odds may be too small for float32, and for float64."""
 UNITS = 2.0**-20
-"""More than the error of a threshold that is found in float32."""
+"""More than the error of a threshold that was computed in float32."""
 COARSE = 2.0**-6
 """A step in float32 after which Newton's method goes on in float64. Its error is about the square."""
 
@@ -50,7 +50,7 @@ def relax_chunk(
     scale = _scale_by_ranks(wide, k, dtype) if scale is None else scale
     if scale is None:
         return False
-    places = place(raise_levels(_leaves(odds, scale)[: k + 1], k), k, noise)
+    places = select(levels_above(_leaves(odds, scale)[: k + 1], k), k, noise)
     kept, rest = _nodes(odds, scale, places, noise[..., 1, :], temperature)
     low, high = kept.amin(-1, keepdim=True), rest.amax(-1, keepdim=True)
     kept, rest = (low - kept).to(dtype).exp_(), rest.sub_(high).to(dtype).exp_()
@@ -90,8 +90,8 @@ def _scale(odds: Float[Tensor, "units n"], k: int, dtype: torch.dtype) -> Float[
     n = odds.shape[-1]
     if 2 * k > n:  # the sum of the others is more precise
         least = odds.amin(-1, keepdim=True)
-        found = _scale(least / odds, n - k, dtype)
-        return None if found is None else least / found
+        inverse = _scale(least / odds, n - k, dtype)
+        return None if inverse is None else least / inverse
     scale = odds.mean(-1, keepdim=True) * ((n - k) / k)
     part, close = odds.to(dtype), NEAR if dtype == torch.float64 else COARSE
     for _ in range(STEPS):
@@ -115,8 +115,8 @@ def _scale_by_ranks(logits: Float[Tensor, "units n"], k: int, dtype: torch.dtype
     top = logits.topk(k, -1)
     rest = logits.scatter(-1, top.indices, -math.inf)
     low, high = top.values[..., -1:], rest.amax(-1, keepdim=True)
-    found = _middle((low - top.values).exp_(), rest.sub_(high).exp_(), (low - high) / 2, dtype)
-    return None if found is None else low.exp() * found[0]
+    point = _middle((low - top.values).exp_(), rest.sub_(high).exp_(), (low - high) / 2, dtype)
+    return None if point is None else low.exp() * point[0]
 
 
 def _leaves(odds: Tensor, scale: Tensor) -> Float[Tensor, "2 n units"]:
@@ -155,7 +155,7 @@ def _middle(kept: Tensor, rest: Tensor, half: Tensor, of: torch.dtype) -> tuple[
         below, above = (shift - half).exp_().to(dtype), (-half - shift).exp_().to(dtype)
         lacking, having = kept * _share(kept, below), rest * _share(rest, above)
         lack, have = lacking.sum(-1, keepdim=True), having.sum(-1, keepdim=True)
-        squares = [vector_norm(each, dim=-1, keepdim=True).square_() for each in (lacking, having)]
+        squares = [vector_norm(part, dim=-1, keepdim=True).square_() for part in (lacking, having)]
         step = (2 * shift + (lack / have).log_()) / (2 - below * squares[0] / lack - above * squares[1] / have)
         shift = shift - step
         if float(step.abs().max()) <= close:

@@ -139,11 +139,11 @@ class _Draw(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, k: int, temperature: float, noise: Tensor, found: tuple[Tensor, ...] | None
+        ctx: Any, logits: Tensor, k: int, temperature: float, noise: Tensor, few: tuple[Tensor, ...] | None
     ) -> Tensor:
-        ctx.k, ctx.temperature, ctx.is_few = k, temperature, found is not None
-        found = found or _draw_many(logits, k, temperature, noise) or _draw_any(logits, k, temperature, noise)
-        slope, total, value = found
+        ctx.k, ctx.temperature, ctx.is_few = k, temperature, few is not None
+        drawn = few or _draw_many(logits, k, temperature, noise) or _draw_any(logits, k, temperature, noise)
+        slope, total, value = drawn
         ctx.save_for_backward(logits, noise, slope, total)
         return value
 
@@ -183,13 +183,13 @@ def _draw_many(logits: Tensor, k: int, temperature: float, noise: Tensor) -> tup
         return None
     ((rows,), (uniform,)), shape = in_rows(logits, noise)
     slope, value = (rows.new_empty(shape, dtype=dtype) for dtype in (compute_dtype(logits.dtype), logits.dtype))
-    slopes, values = (each.view(len(uniform), *rows.shape) for each in (slope, value))
+    slopes, values = (tensor.view(len(uniform), *rows.shape) for tensor in (slope, value))
     for part in chunks(values):
         given, into = (rows[part], uniform[:, part]), (slopes[:, part], values[:, part])
         if not relax_chunk(*given, k, temperature, slope=into[0], value=into[1]):
-            found = _draw_any(given[0], k, temperature, given[1])
-            into[0].copy_(found[0])
-            into[1].copy_(found[2])
+            own_slope, _, own_value = _draw_any(given[0], k, temperature, given[1])
+            into[0].copy_(own_slope)
+            into[1].copy_(own_value)
     return slope, _total(slope), value
 
 

@@ -68,11 +68,11 @@ def relax_few(
     if not (is_wide and is_one and temperature >= COLDEST):
         return None
     with np.errstate(all="ignore"):
-        found = _relax(logits.detach().numpy(), noise.detach().numpy(), k, temperature)
-    if found is None:
+        arrays = _relax(logits.detach().numpy(), noise.detach().numpy(), k, temperature)
+    if arrays is None:
         return None
-    found = found if logits.dim() == 2 else [each.reshape(*logits.shape[:-1], -1) for each in found]
-    slope, total, value = (torch.from_numpy(each) for each in found)
+    arrays = arrays if logits.dim() == 2 else [array.reshape(*logits.shape[:-1], -1) for array in arrays]
+    slope, total, value = (torch.from_numpy(array) for array in arrays)
     return slope, total, value
 
 
