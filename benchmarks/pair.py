@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 
@@ -49,7 +51,11 @@ def race_pairs(
     quick: bool,
     out: Path | None,
 ) -> None:
-    """Time pairs on a device, and write the record after each."""
+    """Time pairs on a device, and write the record after each title.
+
+    Pairs with one title in a row are copies of one pair, in other memory. Their rounds are pooled, since the time of
+    work that fills the caches depends on where its memory lies.
+    """
     rounds, console = 3 if quick else rounds, race.opened()
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     load = race.load(console)
@@ -60,15 +66,24 @@ def race_pairs(
     path = out or FOLDER / f"{name}{'' if where.type == 'cpu' else '-cuda'}.json"
     threads = race.THREADS if where.type == "cpu" else None
     recipe = {**recipe, "dtype": "float32", "rounds": rounds, "threads": threads, "load_before": load}
-    for pair in (own for own in pairs(where, quick=quick) if only in own.title):
-        timings = turn.timed(turn.made(entrants(pair, where), console.print), rounds=rounds, seed=SEED)
+    wished = (own for own in pairs(where, quick=quick) if only in own.title)
+    for title, copies in groupby(wished, key=lambda pair: pair.title):
+        timings: list[Timing[Contender]] = []
+        for pair in copies:
+            own = turn.timed(turn.made(entrants(pair, where), console.print), rounds=rounds, seed=SEED)
+            timings = [pooled(*both) for both in zip(timings, own, strict=True)] if timings else own
         if len(timings) == 2:
             results.append({**result(pair, timings), **peaks(pair, where)})
             ratio = timings[0].over(timings[1])
             verdict = "" if ratio.median <= pair.at_most else "  more than asked"
-            console.print(turn.lines(pair.title, timings, unit=1e-6, name="µs"), highlight=False)
+            console.print(turn.lines(title, timings, unit=1e-6, name="µs"), highlight=False)
             console.print(f"  ours over theirs {ratio.median:.3f}, asked at most {pair.at_most}{verdict}")
             record.write(path, recipe, seed=SEED, results=results, on=str(where))
+
+
+def pooled(one: Timing[Contender], other: Timing[Contender]) -> Timing[Contender]:
+    """The timing of two copies of a contender together."""
+    return Timing(one.contender, one.first, np.concatenate([one.rounds, other.rounds]))
 
 
 def entrants(pair: Pair, device: torch.device) -> turn.Entrants:
