@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 import concretely as c
 from concretely.functional import codebook
-from concretely.functional.noise import Keys, Slice, logistic, seeded
+from concretely.functional.noise import Keys, logistic, seeded
+from concretely.functional.slice import Slice
 from concretely.functional.torch_draw import SlicedDraws
 from concretely.graph.run import run
 from concretely.layer import Choice, Choose, Codebook, ConcreteDropout, Gate, Levels, Permute, Router, Selector

@@ -238,3 +238,13 @@ def test_many_values_on_the_edge_give_a_warning_and_few_do_not() -> None:
         c.BinaryConcrete(logits=torch.tensor(0.0), temperature=0.5).log_prob(
             torch.cat([torch.ones(1), torch.full((256,), 0.5)])
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_of_log_probabilities_of_bits_are_right_at_infinite_logits(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[math.inf, -math.inf, 2.0], [-1.0, math.inf, 0.5]], dtype=dtype, requires_grad=True)
+    value = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]], dtype=dtype)
+    total = c.Bernoulli(logits=logits).summed_log_prob(value, 1)
+    torch.testing.assert_close(total, c.Bernoulli(logits=logits.detach()).log_prob(value).sum(-1))
+    (gradient,) = torch.autograd.grad(total.sum(), logits)
+    torch.testing.assert_close(gradient, value - torch.sigmoid(logits.detach()))

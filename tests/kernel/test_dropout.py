@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from concretely.functional import dropout
 from concretely.functional.integral import mean_sigmoid
-from concretely.functional.noise import Key, Keys
+from concretely.functional.key import Key
+from concretely.functional.noise import Keys
 from concretely.functional.philox import fractions
 from concretely.layer import ConcreteDropout
 from tests.kernel import DEVICE, DTYPES, assert_precise, fast, kernel

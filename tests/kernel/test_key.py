@@ -12,9 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import concretely as c
 from concretely.functional import bernoulli, categorical, draw, exp_concrete, exp_logistic_normal, logistic
-from concretely.functional import noise as source
+from concretely.functional import key as source
+from concretely.functional.key import numbers_of
 from concretely.functional.log_simplex import noise_of_key
-from concretely.functional.noise import Keys, Slice, numbers_of
+from concretely.functional.noise import Keys
+from concretely.functional.slice import Slice
 from tests.kernel import DEVICE, fast, kernel, launched
 
 KEY = 2**62 + 5, 2**62 + 8

@@ -306,3 +306,37 @@ def test_points_are_bits_until_they_change() -> None:
     points._leaves[0][3, 1] = 0.5
     assert not points.are_bits
     assert not TensorPoints((own.bits(), own.bits())).are_bits
+
+
+class Spoiled(own.Posterior):
+    """An encoder that adds a number to one of its logits from the twelfth call on."""
+
+    calls = 0
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.number = number
+
+    def forward(self, draw: c.Draw, x: Tensor) -> None:
+        self.calls += 1
+        added = torch.zeros(8)
+        added[3] = self.number if self.calls > 12 else 0.0
+        draw("code", c.OneHotCategorical(logits=(self.encoder(x) + added).unflatten(-1, (2, 4))))
+
+
+@pytest.mark.parametrize(
+    ("number", "estimator", "sentence"),
+    [
+        (torch.nan, c.RLOO(), r"logits must be numbers, got nan at index \(0, 0, 3\)"),
+        (torch.nan, c.Pathwise(0.5), r"logits must be numbers, got nan at index \(0, 0, 3\)"),
+        (-torch.inf, c.Pathwise(0.5), r"logits must be finite to be relaxed, got -inf at index \(0, 0, 3\)"),
+    ],
+)
+def test_logits_that_stop_being_finite_are_named(number: float, estimator: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        fitted(c.Model(own.Prior(), Spoiled(number)), estimator=estimator)
+
+
+def test_a_category_that_becomes_impossible_does_not_end_a_run_of_discrete_draws() -> None:
+    run = fitted(c.Model(own.Prior(), Spoiled(-torch.inf)), estimator=c.RLOO())
+    assert run.finished

@@ -11,16 +11,14 @@ from tests.kernel import DEVICE, PATHS, on
 from .example import data, recipe
 
 
-@pytest.mark.parametrize("width", [1, 33, 5000])
-def test_lines_are_read_one_after_the_other(width: int) -> None:
-    table = torch.randint(-(2**63), 2**63 - 1, (5, width)).to(DEVICE)
+def test_lines_are_read_one_after_the_other() -> None:
     own = StepTable([TrainState.of(recipe(), data(), device=DEVICE)], draws=1)
-    own._table, own._lines = table, torch.empty((TOGETHER, width), dtype=torch.int64, device=DEVICE)
+    own._table.random_()
     own._takes_ahead = False
     own._cursor += 1
-    for expected, count in ((1, 1), (2, 2), (4, 1)):
+    for expected, count in ((1, 1), (2, 2), (4, TOGETHER), (4 + TOGETHER, 1)):
         own.read(count)
-        assert torch.equal(own._lines[:count], table[expected : expected + count])
+        assert torch.equal(own._lines[:count], own._table[expected : expected + count])
 
 
 @PATHS

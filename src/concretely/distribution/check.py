@@ -1,7 +1,9 @@
 """Checks of arguments. Each error names the offending value and its index."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
@@ -141,6 +143,29 @@ def validates(validate_args: bool | None, *parameters: Any) -> bool:
         if isinstance(parameter, Tensor) and parameter.is_cuda:
             return False
     return True
+
+
+_trusting: ContextVar[bool] = ContextVar("trusting", default=False)
+
+
+@contextmanager
+def trusting_logits() -> Iterator[None]:
+    """Take the logits of discrete variables as finite inside this context, without a pass over them.
+
+    It is for callers that check a result of all logits, and repeat the work outside of the context if it is not finite.
+    """
+    token = _trusting.set(True)
+    try:
+        yield
+    finally:
+        _trusting.reset(token)
+
+
+def have_only_finite(logits: Tensor) -> bool:
+    """Return whether all logits are known, or trusted, to be finite."""
+    if not torch.compiler.is_compiling() and _trusting.get():
+        return True
+    return is_finite(logits) is True
 
 
 def split(logits: Tensor, category_axes: int) -> tuple[Size, Size]:

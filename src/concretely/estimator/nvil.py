@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..functional.bound import average, total
-from ..functional.noise import Slice, Source
+from ..functional.noise import Source
 from ..functional.signal import normalize, normalize_slice
+from ..functional.slice import Slice
 from ..graph.mode import Discrete
 from ..graph.program import Program, eval_mode
 from ..graph.run import run

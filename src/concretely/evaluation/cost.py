@@ -9,7 +9,7 @@ from jaxtyping import Float64
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..functional.noise import Slice
+from ..functional.slice import Slice
 from ..graph.mode import Discrete
 from ..graph.program import Program, eval_mode
 from ..objective import log_weights

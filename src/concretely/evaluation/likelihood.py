@@ -15,7 +15,8 @@ from torch.distributions import Distribution
 from ..distribution.variable import DiscreteVariable
 from ..functional.bound import total
 from ..functional.draw import Drawn
-from ..functional.noise import Keys, Slice, Source
+from ..functional.noise import Keys, Source
+from ..functional.slice import Slice
 from ..graph.mode import Discrete, Enumerate, Mode, Request
 from ..graph.program import eval_mode
 from ..model.model import Model

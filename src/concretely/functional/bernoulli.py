@@ -48,12 +48,17 @@ def log_mass(
 ) -> Float[Tensor, "..."]:
     """Return the log probability of a state, summed over the last `axes` axes."""
     logits = cast(logits, compute_dtype(logits.dtype))
-    state = value.detach().to(logits.dtype)
-    sign = -state if squash == "corner" else torch.rsub(state, 1, alpha=2)  # 1 - 2 state
+    bits = value.detach().to(logits.dtype)
+    bits = (1 + bits) / 2 if squash == "corner" else bits
     if is_recorded(logits):
-        log_prob: Tensor = plain_apply(_LogMass)(logits, sign, axes)[0]
+        log_prob: Tensor = plain_apply(_LogMass)(logits, bits, axes)[0]
         return log_prob
-    return _log_mass_against(logits * sign, axes)
+    return _log_mass_against(logits * _sign_against(bits), axes)
+
+
+def _sign_against(bits: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return the sign with which logits are the log-odds against bits: 1 - 2 bits."""
+    return torch.rsub(bits, 1, alpha=2)
 
 
 def _log_mass_against(log_odds: Float[Tensor, "..."], axes: int) -> Float[Tensor, "..."]:
@@ -62,28 +67,36 @@ def _log_mass_against(log_odds: Float[Tensor, "..."], axes: int) -> Float[Tensor
 
 
 class _LogMass(torch.autograd.Function):
-    """The log probabilities of states, and the log-odds against them, as one autograd node.
+    """The log probabilities of bits, and the log-odds against them, as one autograd node.
 
     Torch's derivative of softplus takes twice as long.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, sign: Tensor, axes: int) -> tuple[Tensor, Tensor]:
-        against = logits * sign
+    def forward(ctx: Any, logits: Tensor, bits: Tensor, axes: int) -> tuple[Tensor, Tensor]:
         ctx.shape, ctx.axes = logits.shape, axes
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(sign, against)
-        return _log_mass_against(against, axes), against
+        is_quick = axes > 0 and logits.is_cpu
+        # logits times 1 - 2 bits in one pass, which gives NaN for infinite logits
+        against = torch.addcmul(logits, bits, logits, value=-2) if is_quick else logits * _sign_against(bits)
+        log_mass = _log_mass_against(against, axes)
+        if is_quick and not math.isfinite(log_mass.sum().item()):
+            against = logits * _sign_against(bits)
+            log_mass = _log_mass_against(against, axes)
+        ctx.save_for_backward(bits, against)
+        return log_mass, against
 
     @staticmethod
     def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, None, None]:
-        (sign, against), (by_log_mass, by_against) = ctx.saved_tensors, by
-        gradient = None if by_against is None else by_against * sign
+        (bits, against), (by_log_mass, by_against) = ctx.saved_tensors, by
+        gradient = None if by_against is None else by_against * _sign_against(bits)
         if by_log_mass is not None:
             slope, factor = torch.sigmoid(against), -by_log_mass[(..., *[None] * ctx.axes)]
             # in place unless there may be derivatives of it, or a batch of gradients
-            is_final = not torch.is_grad_enabled() and is_plain((factor,))
-            slope = slope.mul_(sign).mul_(factor) if is_final else slope * sign * factor
+            if not torch.is_grad_enabled() and is_plain((factor,)):
+                slope = slope.addcmul_(bits, slope, value=-2).mul_(factor)
+            else:
+                slope = slope * _sign_against(bits) * factor
             gradient = slope if gradient is None else gradient + slope
         return None if gradient is None else sum_to(gradient, ctx.shape), None, None
 

@@ -2,8 +2,7 @@ r"""Codes drawn from a large codebook, in chunks of tokens, so that logits and n
 
 Token x has logits $l = Wx + b$. The code is the argmax of the noisy logits, and its relaxed twin the mean of the table
 over the shares $y = \mathrm{softmax}((l + g) / λ)$. The backward pass needs the shares, which are kept if they are few,
-and otherwise recomputed for each chunk. The noise of a token depends on the key and the index of the token, and not on
-the chunks.
+and otherwise recomputed for each chunk. The noise of a token depends on the key and its index, and not on the chunks.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +20,11 @@ from torch.nn.functional import embedding, linear
 from ..kernel.operator import is_enabled, is_plain, plain_apply
 from ..kernel.tile import fits
 from .arithmetic import Temperature, cast, compute_dtype, is_forward_differentiated, is_transformed
+from .key import Key, kernel_key, key_of
 from .log_simplex import perturb
-from .noise import Key, Keys, Slice, Source, gumbel, gumbel_of, kernel_key, key_of, uniform_of
+from .noise import Keys, Source, gumbel, gumbel_of, uniform_of
 from .philox import row_fractions
-from .slice import Window, spans
+from .slice import Slice, Window, spans
 
 CHUNK = {"cpu": 2**18, "cuda": 2**26}
 """The number of logits in memory at once: 1 MiB, which a cache holds, or 256 MiB, which keep a GPU busy."""

@@ -17,7 +17,9 @@ from torch import Size, Tensor
 from ..kernel import operator as registry
 from ..kernel.operator import is_plain, is_watched, plain_apply
 from .arithmetic import Temperature, cast, compute_dtype, filled, sum_to
-from .noise import Key, Keys, Slice, Source, kernel_key, key_of, key_tensor
+from .key import Key, kernel_key, key_of, key_tensor
+from .noise import Keys, Source
+from .slice import Slice
 from .squashing import Squashing
 from .torch_draw import sliced_source
 

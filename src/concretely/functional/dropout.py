@@ -19,7 +19,8 @@ from . import logistic
 from .arithmetic import Temperature, cast, scalar
 from .fused import pulled_again, runs_kernel
 from .integral import STEP, mean_sigmoid
-from .noise import Key, Source, kernel_key, key_tensor
+from .key import Key, kernel_key, key_tensor
+from .noise import Source
 
 FAR = 650.0
 """Beyond this logit, exponentials at the points of the trapezoidal rule may overflow in float64."""

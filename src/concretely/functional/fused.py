@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ..kernel.operator import is_enabled
-from .noise import Slice, Source
+from .noise import Source
+from .slice import Slice
 
 
 def runs_kernel(kernel: str, x: Tensor, parameter: Tensor, generator: Source | None) -> bool:

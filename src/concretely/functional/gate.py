@@ -18,7 +18,8 @@ from . import hard_concrete, logistic
 from .arithmetic import cast, compute_dtype, scalar
 from .fused import pulled_again, runs_kernel
 from .hard_concrete import Stretch, hardtanh_backward
-from .noise import Key, Source, kernel_key, key_tensor
+from .key import Key, kernel_key, key_tensor
+from .noise import Source
 
 
 def gated(

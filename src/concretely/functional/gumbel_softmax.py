@@ -21,8 +21,10 @@ from ..kernel.tile import fits
 from . import exp_concrete
 from .arithmetic import Temperature, cast, compute_dtype, is_transformed
 from .draw import draw_node, is_recorded
+from .key import numbers_of
 from .log_simplex import one_hot_argmax, perturb
-from .noise import Keys, Slice, Source, few_log_exponential, gumbel, numbers_of
+from .noise import Keys, Source, few_log_exponential, gumbel
+from .slice import Slice
 from .squashing import Argmax, Exponential
 from .torch_draw import is_sliced, sliced_source, whole_count
 

@@ -8,7 +8,7 @@ has only 24 bits and includes 0, in float32 and, under `torch.compile`, also in 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from threading import Lock, local
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..kernel.library import batched
 from ..kernel.operator import is_plain
 from .arithmetic import scalar
 from .philox import fractions, window_fractions
-from .slice import Slice as Slice
+from .slice import Slice
 from .torch_draw import sliced_draws, sliced_source, whole_count
 
 
@@ -37,6 +37,7 @@ class Keys:
 
     def __init__(self, keys: Int64[Tensor, "draws 2"], *, seeds_torch: bool = True) -> None:
         self._keys = keys
+        self._numbers: list[list[int]] | None = None
         self.used = 0
         self.seeds_torch = seeds_torch
         """Whether distributions of torch use a key each. If False, they draw from torch's global generators, which the
@@ -44,19 +45,31 @@ class Keys:
 
     def next(self) -> Int64[Tensor, "1 2"]:
         """Return the key of the next draw."""
+        place = self._advance()
+        return self._keys[place : place + 1]
+
+    def next_numbers(self) -> list[int]:
+        """Return the key of the next draw as two numbers, if `are_numbers`."""
+        if self._numbers is None:
+            self._numbers = self._keys.tolist()
+        return self._numbers[self._advance()]
+
+    @property
+    def are_numbers(self) -> bool:
+        """Whether the keys can be read as numbers, without waiting for a device and unseen by compilers or `vmap`."""
+        return self._keys.is_cpu and is_plain((self._keys,))
+
+    def _advance(self) -> int:
         if self.used == self._keys.shape[0]:
             raise ValueError(f"keys must have one row for each draw, got only {self.used}")
         self.used += 1
-        return self._keys[self.used - 1 : self.used]
+        return self.used - 1
 
 
 FEW = {"cpu": 2**11, "cuda": 2**22}
 """Up to this number of draws, the time depends on the number of operations, and not on their work."""
-Source = Keys | Slice | Generator
-Key = tuple[int, int] | Int64[Tensor, "1 2"]
-"""The key of a draw: two numbers, which need no launch, or a tensor, which can change in a captured graph."""
-_OFFSETS = Lock()
 _OF_THREAD = local()
+Source = Keys | Slice | Generator
 
 
 def require_source(source: object) -> None:
@@ -222,47 +235,10 @@ def uniform_of(fractions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return fractions if fractions.dtype == torch.float64 else fractions.mul_(1 - 2.0**-24)
 
 
-def key_of(source: Source | None, device: Device) -> Int64[Tensor, "1 2"]:
-    """Return the key of one draw: the next of `Keys`, or one drawn from a generator. Ranks get the same key."""
-    source = source.source if isinstance(source, Slice) else source
-    return source.next() if isinstance(source, Keys) else random_words(1, 2, device=device, generator=source)
-
-
-def kernel_key(source: Source | None, device: torch.device) -> Key:
-    """Return the key of a draw by a kernel: two numbers if the kernel is launched at once, else a tensor.
-
-    A graph that is captured or traced would draw from the same numbers again. Ranks get the key of one process.
-    """
-    own = source.source if isinstance(source, Slice) else source
-    is_near = device.type == "cuda" and (own is None or (isinstance(own, Generator) and own.device == device))
-    if not is_near or torch.cuda.is_current_stream_capturing() or torch._C._get_tracing_state() is not None:
-        return key_of(source, device)
-    return numbers_of(own, device)  # type: ignore[arg-type]
-
-
-def key_tensor(key: Key, device: torch.device) -> Int64[Tensor, "1 2"]:
-    """Return a key as a tensor."""
-    return key if isinstance(key, Tensor) else torch.tensor([key], device=device)
-
-
 def random_words(*shape: int, device: Device, generator: Generator | None) -> Int64[Tensor, "..."]:
     """Draw 64-bit integers, each with the same probability."""
     require_source(generator)
     return torch.randint(-(2**63), 2**63 - 1, shape, device=device, generator=generator)
-
-
-def numbers_of(source: Generator | None, device: torch.device) -> tuple[int, int]:
-    """Return a key for one draw on a GPU as two numbers of 64 bits, without work on the GPU.
-
-    They are the seed and the offset of a generator, which moves on. A CUDA graph that is being captured would replay
-    the same key: use `key_of` there.
-    """
-    generator = torch.cuda.default_generators[device.index] if source is None else source
-    with _OFFSETS:  # two threads must not get the same key
-        seed, offset = generator.initial_seed(), generator.get_offset()
-        generator.set_offset(offset + 4)  # torch counts in fours
-    # the highest bits keep the key apart from those of torch's own draws
-    return (seed ^ seed >> 62) & (2**62 - 1) | 2**62, offset | 2**62
 
 
 def _fractions(
@@ -274,6 +250,8 @@ def _fractions(
     if isinstance(source, Slice):
         window, source = source.window(count), source.source
     if isinstance(source, Keys):
+        if window is None and source.are_numbers:
+            return torch.from_numpy(_fractions_from(source.next_numbers(), 0, count, dtype, signed).reshape(shape))
         key = source.next()
         on_cpu = _numpy_fractions if is_plain([key]) else _cpu_fractions
         if window is not None:
@@ -301,7 +279,7 @@ def _compiled_fractions(count: int, dtype: torch.dtype, device: Device, signed: 
     """Return random fractions in a compiled program."""
     if device is None or torch.device(device).type != "cuda":
         # on a CPU, inductor's own generator is several times slower
-        return fractions.definition(key_of(None, device), count, dtype, signed)
+        return fractions.definition(random_words(1, 2, device=device, generator=None), count, dtype, signed)
     bits = 52 if dtype == torch.float64 else 32
     first = -(2 ** (bits - 1)) if signed else 0
     word = torch.randint(first, first + 2**bits, (count,), device=device)  # from 64 random bits

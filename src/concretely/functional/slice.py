@@ -45,7 +45,8 @@ class Slice:
     be the same on all ranks. A draw that all data points share is the same on all ranks.
 
     >>> import torch
-    >>> from concretely.functional.noise import Keys, logistic
+    >>> from concretely.functional.noise import Keys
+    >>> from concretely.functional.noise import logistic
     >>> keys = torch.tensor([[0, 1]])
     >>> own = [Slice(Keys(keys), rank=rank, ranks=2).of_rows(1, 3) for rank in range(2)]
     >>> whole = logistic((6, 4), generator=Keys(keys))

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from ..distribution.variable import DiscreteVariable
 from ..functional.draw import Drawn
-from ..functional.noise import Slice, Source, require_source
+from ..functional.noise import Source, require_source
+from ..functional.slice import Slice
 from ..spelling import did_you_mean
 from .descent import Descent, parents
 from .mode import Mode, Request, Shape, Structure
@@ -105,7 +106,8 @@ def run(
         rows=rows,
         find_parents=lambda: parents(program, inputs, {name: outcome.seen for name, outcome in outcomes.items()}),
     )
-    for name in sorted(mode.names.difference(trace.latent)):
+    named = mode.names
+    for name in sorted(named.difference(trace.latent)) if named else ():
         known = did_you_mean(name, trace.latent)
         raise ValueError(f"temperature must name nodes that the graph draws, got {name!r}{known}")
     return trace

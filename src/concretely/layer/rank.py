@@ -11,7 +11,8 @@ from torch import Tensor, distributed, nn
 from torch.autograd.graph import increment_version
 from torch.func import functional_call
 
-from ..functional.noise import Slice, Source
+from ..functional.noise import Source
+from ..functional.slice import Slice
 
 P = ParamSpec("P")
 S = TypeVar("S", bound=nn.Module)

@@ -6,6 +6,7 @@ On a GPU the step of all members is one vmapped program, captured as a CUDA grap
 runs its own program, so that its result has the same bits as if it were trained alone.
 """
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
-from ..distribution.check import mark_bits
+from ..distribution.check import mark_bits, trusting_logits
 from ..functional.linear import fewer_launches
 from ..functional.noise import Keys
 from ..kernel.deferred import DeferredGradient, deferred_gradients
@@ -26,13 +27,13 @@ from ..kernel.operator import launching
 from ..layer.base import layers
 from .capture import Captured, compiled
 from .feed import TOGETHER, Inputs, StepTable
-from .optimizer import OwnUpdate, ParameterState, StepLog, Update, guard_
+from .optimizer import StepLog, guard_
 from .place import State, buffers_of, joined_state, keeping_buffers, over_members, path_of, places_of
 from .rank_step import RankStep
 from .rng import Purpose, has_drawn, seed_torch, torch_generators
 from .stream import EndOfDataError
 from .task import MemberLoss
-from .torch_optimizer import TorchUpdate
+from .torch_optimizer import update_of
 
 if TYPE_CHECKING:
     from .train_state import TrainState
@@ -121,8 +122,8 @@ class Engine:
         Graphs of several ranks do so too, as their averages must have one order.
         """
         streams = [program.stream for program in self._programs if program.stream is not None]
-        draws = any(program.draws_from_torch for program in self._programs)
-        if len(streams) < max(2, len(self._programs)) or draws or self.runs[0].world.ranks > 1:
+        is_alone = len(streams) < 2 or len(streams) < len(self._programs) or self.runs[0].world.ranks > 1
+        if is_alone or any(program.draws_from_torch for program in self._programs):
             for program in self._programs:
                 program.take_steps(self.step, steps, gap=gap)
             return
@@ -193,7 +194,7 @@ class _Program:
         others = (*task.loss.named_parameters(), *task.loss.named_buffers())
         self._constants = {name: state[path_of(name)] for name, _ in others if name not in own}
         self._buffers = [] if vmapped else list(buffers_of(task.loss))
-        self._update = _update_of(runs, state, list(own))
+        self._update = update_of(runs, state, list(own))
         self._layers = [layer for _, layer in layers(task.model)]
         self._averages = [(state[path_of(name)], state.get(f"ema/{name}")) for name in own]
         self._log, self._metrics = StepLog(state["row/sums"], state["row/first_nonfinite"]), state.get("row/metrics")
@@ -213,6 +214,8 @@ class _Program:
         self._call = compiled(self._called, first.device, note=note) if task.compiles else self._called
         self._sharding, shared = first.sharding, (self._leaves, self._constants if vmapped else None)
         self._ranks = RankStep(first.world, task, *shared) if first.world.ranks > 1 else None
+        # reading a loss would wait for a GPU, and a second run on one rank would communicate with no other
+        self._trusts = first.device.type == "cpu" and not vmapped and not task.compiles and self._ranks is None
 
     def may_repeat(self, step: int) -> bool:
         """Return whether several steps from a step on may be one graph: the host has nothing to do between them."""
@@ -294,7 +297,7 @@ class _Program:
         for part in range(parts):
             inputs = self._table.batch(part)
             with self._computing(inputs):
-                loss = self._losses(self._loss, inputs, Purpose.NOISE, part)
+                loss = self._trained(inputs, part)
                 slopes = self._slopes(loss)
             loss = self._by_member(loss.detach())
             total = loss if parts == 1 else (total * bool(part) + loss / parts)
@@ -303,6 +306,15 @@ class _Program:
                     own = self._by_member(slope)
                     gradients[name] = gradients[name] + own if name in gradients else own
         return total, gradients, inputs
+
+    def _trained(self, inputs: Inputs, part: int) -> Tensor:
+        """Return the loss to differentiate. On a CPU, logits are checked only if it is not finite, in a second run."""
+        if self._trusts:
+            with trusting_logits():
+                loss = self._losses(self._loss, inputs, Purpose.NOISE, part)
+            if math.isfinite(loss.item()):
+                return loss
+        return self._losses(self._loss, inputs, Purpose.NOISE, part)
 
     def _slopes(self, loss: Tensor) -> Sequence[Tensor | None]:
         """Return the gradients of all leaves; if they are sharded, of the parts of this rank."""
@@ -386,14 +398,3 @@ class _Program:
 
         stacked = vmap(of_member, in_dims=(0, 0, 1, 1), randomness="error" if seeds else "different")
         return stacked(own, inputs, keys, controls)
-
-
-def _update_of(runs: Sequence["TrainState"], state: State, names: Sequence[str]) -> Update:
-    """Return how the parameters of some members are updated."""
-    task, optimizers = runs[0].task, [run.optimizer for run in runs if run.optimizer is not None]
-    if optimizers:
-        return TorchUpdate(optimizers)
-    states = {
-        name: ParameterState(state[path_of(name)], state[f"first/{name}"], state[f"second/{name}"]) for name in names
-    }
-    return OwnUpdate(states, weights=task.weights, muon=task.recipe.optimizer == "muon")

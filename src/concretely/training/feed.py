@@ -289,6 +289,8 @@ class StepTable:
         self._lines = torch.empty((TOGETHER, size), dtype=torch.int64, device=device)
         self._cursor = torch.arange(TOGETHER, device=device)  # the places of the next lines
         self._start = self._cursor.clone()
+        whole = self._table, self._lines, self._cursor
+        self._arrays = [tensor.numpy() for tensor in whole] if device.type == "cpu" else []
         self._views = self._split(self._lines)
         self._selected = [self._of_line(place) for place in range(TOGETHER)]
         self._taken: Inputs = None  # the batches of all lines that were read, if they were taken at once
@@ -324,9 +326,10 @@ class StepTable:
 
         If the batches of several lines are small, they are taken at once, since a launch takes longer than their work.
         """
-        if self._table.is_cpu:  # numpy copies lines in a tenth of the time
-            table, lines, cursor = (tensor.numpy() for tensor in (self._table, self._lines, self._cursor))
-            lines[:count] = table[cursor[0] : cursor[0] + count]
+        if self._arrays:  # numpy copies lines in a tenth of the time
+            table, lines, cursor = self._arrays
+            first = cursor[0]
+            lines[:count] = table[first : first + count]
             cursor += count
         else:
             torch.index_select(self._table, 0, self._cursor[:count], out=self._lines[:count])

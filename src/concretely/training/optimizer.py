@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -141,14 +141,12 @@ def _fused_adam_(
     for member, (rate, factor, step) in enumerate(zip(rates, factors, steps, strict=True)):
         if rate == 0:
             continue
-        count = torch.tensor(step + 1.0)  # the number of this step
+        count = torch.full((), step + 1.0)  # the number of this step; faster than `torch.tensor`
         # every entry is updated alone, so that the axis of a single member may stay
         own = columns if len(rates) == 1 else [[part[member] for part in column] for column in columns]
-        penalties = [factor * decay for decay in decays]
-        for penalty in set(penalties):
-            parameters, firsts, seconds, slopes = (
-                [part for part, other in zip(column, penalties, strict=True) if other == penalty] for column in own
-            )
+        for penalty in {factor * decay for decay in decays}:
+            chosen = [factor * decay == penalty for decay in decays]
+            parameters, firsts, seconds, slopes = (list(compress(column, chosen)) for column in own)
             _ADAM(parameters, slopes, firsts, seconds, [], [count] * len(slopes), lr=rate, weight_decay=penalty)
 
 

@@ -14,7 +14,8 @@ from ..estimator import Estimator
 from ..evaluation.cost import expected_cost
 from ..evaluation.likelihood import evaluate
 from ..functional.convolution import is_supported
-from ..functional.noise import Keys, Slice
+from ..functional.noise import Keys
+from ..functional.slice import Slice
 from ..graph.program import signature
 from ..layer.base import Layer
 from ..model import Model

@@ -12,8 +12,8 @@ from torch.distributions import Distribution
 from ..distribution.variable import DiscreteVariable
 from ..estimator import Estimate, Estimator, Reinforce
 from ..estimator.base import default_objective
-from ..functional.arithmetic import compute_dtype
-from ..functional.noise import Slice, Source
+from ..functional.noise import Source
+from ..functional.slice import Slice
 from ..graph.program import eval_mode
 from ..graph.trace import Trace
 from ..model import Model
@@ -67,12 +67,13 @@ class OwnLoss(MemberLoss):
 
     def estimate(self, inputs: Inputs, keys: Source, controls: Controls) -> Estimate:
         """Return the estimate of a batch."""
-        what, values = self.what, dict(zip(self.what.controls, controls, strict=True))
-        target = self.model
-        if self._weighted:
-            target = self._weighted[0]
-            target.__dict__["kl_weight"] = values[BETA]
-        estimator = self._estimator_at({name: value for name, value in values.items() if name != BETA})
+        what, target, estimator = self.what, self.model, self.estimator
+        if what.controls:
+            values = dict(zip(what.controls, controls, strict=True))
+            if self._weighted:
+                target = self._weighted[0]
+                target.__dict__["kl_weight"] = values.pop(BETA)
+            estimator = self._estimator_at(values)
         with what.precision():
             return estimator(
                 target, *what.arrange(inputs), samples=what.samples, objective=self._objective, generator=keys
@@ -145,7 +146,7 @@ class OwnMonitor(MemberLoss):
 
 def _wide(loss: Tensor) -> Tensor:
     """Return a loss in at least float32, since autocast may return less."""
-    return loss.to(compute_dtype(loss.dtype))
+    return loss if loss.dtype.itemsize > 2 else loss.float()
 
 
 def _use(trace: Trace, name: str, source: Source) -> dict[str, Tensor]:

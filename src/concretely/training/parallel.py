@@ -22,8 +22,8 @@ from torch import Generator, Tensor
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..functional.noise import Keys, Slice, Source
-from ..functional.slice import total_over_ranks
+from ..functional.noise import Keys, Source
+from ..functional.slice import Slice, total_over_ranks
 from ..functional.torch_draw import SlicedDraws
 from .ballot import Ballot
 from .feed import Feed, Indexed, Inputs

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..functional.noise import Slice
+from ..functional.slice import Slice
 from ..functional.torch_draw import SlicedDraws
 from .feed import Inputs
 from .parallel import World

@@ -3,13 +3,17 @@
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from .optimizer import StepSizes, Update
+from .optimizer import OwnUpdate, ParameterState, StepSizes, Update
+from .place import State, path_of
 from .task import OptimizerFactory
+
+if TYPE_CHECKING:
+    from .train_state import TrainState
 
 PREFIX = "optimizer/"
 """The prefix of the names of an optimizer's tensors in a checkpoint."""
@@ -77,6 +81,17 @@ class TorchOptimizer:
         """Return a tensor of the state on its device: counts of steps stay on the CPU unless steps are captured."""
         captures = any(group.get("capturable") or group.get("fused") for group in self._optimizer.param_groups)
         return value.clone() if key == "step" and not captures else value.to(self.device, copy=True)
+
+
+def update_of(runs: Sequence["TrainState"], state: State, names: Sequence[str]) -> Update:
+    """Return how the named parameters of some members are updated: by torch's optimizers if there are any."""
+    task, optimizers = runs[0].task, [run.optimizer for run in runs if run.optimizer is not None]
+    if optimizers:
+        return TorchUpdate(optimizers)
+    states = {
+        name: ParameterState(state[path_of(name)], state[f"first/{name}"], state[f"second/{name}"]) for name in names
+    }
+    return OwnUpdate(states, weights=task.weights, muon=task.recipe.optimizer == "muon")
 
 
 class TorchUpdate(Update):
