@@ -44,6 +44,11 @@ def pairs(device: torch.device, *, quick: bool = False) -> Iterator[Pair]:
 
 
 def _drop_ins(device: torch.device, shapes: tuple[tuple[int, ...], ...]) -> Iterator[Pair]:
+    """Drop-in functions. On a GPU, a product by two is timed too, and large draws also without a change of threads.
+
+    Torch runs the backward pass of work on a GPU in another thread. Where its host changes threads slowly, this alone
+    takes longer than a large draw and its gradient.
+    """
     for shape in shapes:
         logits, by = torch.randn(shape, device=device, requires_grad=True), torch.randn(shape, device=device)
         for hard in (False, True):
@@ -51,9 +56,28 @@ def _drop_ins(device: torch.device, shapes: tuple[tuple[int, ...], ...]) -> Iter
             def work(function: Any, logits: Tensor = logits, by: Tensor = by, hard: bool = hard) -> Any:
                 return lambda: torch.autograd.grad(function(logits, tau=TEMPERATURE, hard=hard), logits, by)
 
+            def floor(logits: Tensor = logits, by: Tensor = by) -> Any:
+                return torch.autograd.grad(logits * 2, logits, by)
+
             title = f"gumbel_softmax {shape}, {'hard' if hard else 'soft'}"
-            at_most = 0.5 if device.type == "cuda" and shape in LARGE else 1.0
-            yield Pair(title, work(c.gumbel_softmax), work(gumbel_softmax), "torch F.gumbel_softmax", at_most)
+            is_large = device.type == "cuda" and shape in LARGE
+            sides, asked = (work(c.gumbel_softmax), work(gumbel_softmax)), 0.5 if is_large else 1.0
+            least = floor if device.type == "cuda" else None
+            yield Pair(title, *sides, "torch F.gumbel_softmax", asked, floor=least)
+            if is_large:
+                here = (_in_one_thread(side) for side in (*sides, floor))
+                ours, theirs, least = here
+                yield Pair(f"{title}, one thread", ours, theirs, "torch F.gumbel_softmax", asked, floor=least)
+
+
+def _in_one_thread(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Work whose backward pass runs in the thread that asks for it."""
+
+    def call() -> Any:
+        with torch.autograd.set_multithreading_enabled(False):
+            return work()
+
+    return call
 
 
 def _nodes(device: torch.device, *, compiled: bool) -> Iterator[Pair]:

@@ -19,6 +19,7 @@ SEED = 0
 FOLDER = Path(__file__).parent / "records"
 TIMES = 50
 """How often a turn on a GPU does the work."""
+FLOOR = "torch x * 2"
 
 Rounds = Annotated[int, typer.Option(min=1, help="How often every contender is timed.")]
 On = Annotated[str, typer.Option(help="Where to run, by default on a GPU where there is one.")]
@@ -38,6 +39,8 @@ class Pair:
     at_most: float = 1.0
     times: int = TIMES
     """How often a turn on a GPU does the work, fewer for long work."""
+    floor: Callable[[], Any] | None = None
+    """Work that no eager call with a gradient can do without, if it is timed too."""
 
 
 def race_pairs(
@@ -72,7 +75,7 @@ def race_pairs(
         for pair in copies:
             own = turn.timed(turn.made(entrants(pair, where), console.print), rounds=rounds, seed=SEED)
             timings = [pooled(*both) for both in zip(timings, own, strict=True)] if timings else own
-        if len(timings) == 2:
+        if len(timings) >= 2:
             results.append({**result(pair, timings), **peaks(pair, where)})
             ratio = timings[0].over(timings[1])
             verdict = "" if ratio.median <= pair.at_most else "  more than asked"
@@ -93,13 +96,13 @@ def entrants(pair: Pair, device: torch.device) -> turn.Entrants:
     def contender(name: str, work: Callable[[], Any]) -> Callable[[], Contender]:
         return lambda: Contender(name, turn.repeated(work, times, device), times=times, ours=work is pair.ours)
 
-    sides = ("concretely", pair.ours), (pair.peer_name, pair.peer)
-    return {name: contender(name, work) for name, work in sides}
+    sides = ("concretely", pair.ours), (pair.peer_name, pair.peer), (FLOOR, pair.floor)
+    return {name: contender(name, work) for name, work in sides if work is not None}
 
 
 def result(pair: Pair, timings: list[Timing[Contender]]) -> dict[str, Any]:
     """What a record says of a pair."""
-    ours, theirs = timings
+    ours, theirs, *floors = timings
     return {
         "title": pair.title,
         "peer": pair.peer_name,
@@ -107,6 +110,7 @@ def result(pair: Pair, timings: list[Timing[Contender]]) -> dict[str, Any]:
         "peer_us": record.described_spread(Spread.of(theirs.rounds * 1e6)),
         "ratio": record.described_spread(ours.over(theirs)),
         "at_most": pair.at_most,
+        **({"floor_ratio": record.described_spread(floors[0].over(theirs))} if floors else {}),
     }
 
 

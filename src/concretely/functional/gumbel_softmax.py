@@ -69,13 +69,12 @@ def draw(
 
 def _are_few(logits: Tensor, *, hard: bool) -> bool:
     """Return whether operations on logits run eagerly and in their dtype, and a few are faster than a kernel."""
-    if logits.dtype.itemsize < 4 or is_transformed():
+    most = FEW if logits.is_cpu else 0 if hard else FEW_ON_GPU  # by a kernel, one-hot draws are always faster
+    if logits.dtype.itemsize < 4 or is_transformed() or logits.numel() > most:
         return False
-    count = whole_count(logits.shape)  # ranks that share a batch draw as one process does
-    if logits.is_cpu:
-        return count <= FEW
-    # a one-hot draw takes as many operations again, so that the kernel is faster
-    return not hard and logits.is_cuda and count <= FEW_ON_GPU and (is_plain((logits,)) or is_sliced())
+    if whole_count(logits.shape) > most:  # ranks that share a batch draw as one process does
+        return False
+    return logits.is_cpu or (logits.is_cuda and (is_plain((logits,)) or is_sliced()))
 
 
 def _runs_kernel(logits: Tensor) -> bool:
