@@ -104,3 +104,34 @@ def test_kinds_of_calls_are_forgotten_when_there_are_too_many(
         kernel[3,](torch.zeros(64), count, 0.5, size=16)
     assert compiled.call_count == 4
     assert len(kernel._programs) == 2
+
+
+def test_a_kept_program_is_launched_again_by_its_key_alone(program: Program) -> None:
+    kernel, compiled = launched(program)
+    tensor = torch.zeros(64)
+    assert not kernel.again("key", tensor, 7, 0.5)
+    kernel.keep("key", (3,), tensor, 7, 0.5, size=16)
+    assert kernel.again("key", tensor, 7, 1.5)
+    assert not kernel.again("other", tensor, 7, 1.5)
+    compiled.assert_called_once_with(tensor, 7, 0.5, size=16)
+    run = "direct", 3, 1, 1, ("stream", 0), "function", "metadata", None, None, None
+    assert program.calls == [(*run, tensor, 7, 1.5, 16)]
+    observed = mock.Mock(calls=[print])
+    with mock.patch.object(launch.knobs.runtime, "launch_enter_hook", observed):
+        assert not kernel.again("key", tensor, 7, 1.5)
+
+
+def test_an_interpreted_kernel_keeps_no_program(program: Program) -> None:
+    kernel, compiled = launched(program)
+    compiled.return_value = None
+    kernel.keep("key", (3,), torch.zeros(64), 7, 0.5, size=16)
+    assert not kernel.again("key", torch.zeros(64), 7, 0.5)
+
+
+def test_programs_that_are_never_launched_again_are_forgotten(program: Program) -> None:
+    kernel, _ = launched(program)
+    with mock.patch.object(launch, "MANY", 2):
+        for key in range(3):
+            kernel.keep(key, (3,), torch.zeros(64), 7, 0.5, size=16)
+    assert not kernel.again(0, torch.zeros(64), 7, 0.5)
+    assert kernel.again(2, torch.zeros(64), 7, 0.5)

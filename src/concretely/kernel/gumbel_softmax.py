@@ -3,8 +3,6 @@
 The key of the noise is two whole numbers, so that no tensor has to be made for it.
 """
 
-from functools import lru_cache
-
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -14,7 +12,7 @@ from .exp_concrete import exponential
 from .launch import Launched
 from .native import exp, log, reciprocal
 from .philox import drawing, quarter, words_beside
-from .tile import DrawTile, ceil_div, draw_tile, power
+from .tile import ceil_div, draw_tile, power
 
 
 @drawing
@@ -55,35 +53,29 @@ def draw(logits: Tensor, temperature: float, key: tuple[int, int], *, hard: bool
     state = torch.empty_like(logits) if hard else soft
     n = logits.shape[-1]
     total = logits.numel() // n
-    if total:
-        tile = _tile(total, n)
-        _draw[tile.programs,](
-            logits, soft, state, *key, 1 / temperature, total, quarter(total),
-            N=n, HARD=hard, ROWS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
-        )  # fmt: skip
+    kind = hard, n, total, logits.dtype, logits.get_device(), logits.data_ptr() % 16
+    given = logits, soft, state, *key, 1 / temperature, total, quarter(total)
+    if total and not _draw.again(kind, *given):
+        tile = draw_tile(1, total, n, 1)
+        constants = {"N": n, "HARD": hard, "ROWS": tile.units, "WIDTH": tile.width, "num_warps": tile.warps}
+        _draw.keep(kind, (tile.programs,), *given, **constants)
     return state, soft
 
 
 def pull(by: Tensor, soft: Tensor, temperature: float) -> Tensor:
     """Return the gradient of the logits, from that of the relaxed values."""
-    n, out = soft.shape[-1], torch.empty_like(soft)
+    by, out, n = by.contiguous(), torch.empty_like(soft), soft.shape[-1]
     total = soft.numel() // n
-    if total:
+    kind = n, total, by.dtype, soft.dtype, soft.get_device(), by.data_ptr() % 16
+    given = by, soft, out, 1 / temperature, total
+    if total and not _pull.again(kind, *given):
         rows, width, warps = _pull_tile(total, n)
-        _pull[ceil_div(total, rows),](
-            by.contiguous(), soft, out, 1 / temperature, total, N=n, ROWS=rows, WIDTH=width, num_warps=warps
-        )
+        _pull.keep(kind, (ceil_div(total, rows),), *given, N=n, ROWS=rows, WIDTH=width, num_warps=warps)
     return out
 
 
-@lru_cache(maxsize=256)
 def _pull_tile(total: int, n: int) -> tuple[int, int, int]:
     """Return the rows and the width of a tile, and its warps. A thread has eight numbers, as many as two loads."""
     width = power(n)
     rows = max(min(1024 // width, power(ceil_div(total, 512))), 1)
     return rows, width, min(max(rows * width // 256, 1), 16)
-
-
-@lru_cache(maxsize=256)
-def _tile(total: int, n: int) -> DrawTile:
-    return draw_tile(1, total, n, 1)

@@ -1,6 +1,6 @@
 """Launch kernels without Triton's search for the compiled program, which takes longer than a small kernel runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,26 +27,53 @@ class Launched:
         self._names = tuple(self._function.arg_names)
         self._free = tuple(map(self._names.index, free))
         self._programs: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._kept: dict[Hashable, tuple[Any, ...]] = {}
+
+    def again(self, key: Hashable, *given: Any) -> bool:
+        """Launch the program that was kept under a key, and return whether there is one.
+
+        This takes less time than another call. The key must tell apart all kinds of calls, and the grid must follow
+        from it.
+        """
+        known = self._kept.get(key)
+        if known is None or _is_observed():
+            return False
+        whole, (_, run, stream_of, device, function, metadata, rest) = known
+        run(*whole, stream_of(device), function, metadata, None, None, None, *given, *rest)
+        return True
+
+    def keep(self, key: Hashable, grid: tuple[int, ...], *given: Any, **constants: Any) -> None:
+        """Launch a program, and keep it under a key."""
+        self._launch(grid, *given, **constants)
+        known = self._programs.get(self._kind(given, constants))
+        if known is not None:  # the interpreter has none
+            if len(self._kept) == MANY:
+                self._kept.clear()
+            self._kept[key] = _whole(grid), known
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *given: Any, **constants: Any) -> None:
-        kinds = _kinds(given)
-        for place in self._free:
-            if type(given[place]) is int:
-                kinds[place] = int
-        kind = (*constants.items(), *kinds)
+        kind = self._kind(given, constants)
         known = self._programs.get(kind)
         if known is None:
             self._compile(kind, grid, given, constants)
             return
         program, run, stream_of, device, function, metadata, rest = known
-        whole = (*grid, 1, 1)[:3]
+        whole = _whole(grid)
         if _is_observed():
             program[whole](*given, *rest)
         else:  # the same, without Triton's calls of profiler hooks
             run(*whole, stream_of(device), function, metadata, None, None, None, *given, *rest)
+
+    def _kind(self, given: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the kind of a call."""
+        kinds = _kinds(given)
+        for place in self._free:
+            if type(given[place]) is int:
+                kinds[place] = int
+        return (*constants.items(), *kinds)
 
     def _compile(
         self, kind: tuple[Any, ...], grid: tuple[int, ...], given: tuple[Any, ...], constants: dict[str, Any]
@@ -59,6 +86,11 @@ class Launched:
             rest, active = tuple(constants[name] for name in self._names[len(given) :]), driver.active
             how = program.run, active.get_current_stream, active.get_current_device()
             self._programs[kind] = program, *how, program.function, program.packed_metadata, rest
+
+
+def _whole(grid: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the three lengths of a grid."""
+    return (*grid, 1, 1)[:3]
 
 
 def _is_observed() -> bool:
