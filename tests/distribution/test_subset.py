@@ -245,7 +245,11 @@ def test_gradient_of_a_relaxed_draw_is_that_of_shifted_scores() -> None:
         ({}, TypeError, "k must be a whole number, got NoneType"),
         ({"k": 1, "logits": torch.tensor(0.0)}, ValueError, "logits must have a last axis of at least 1 item"),
         ({"k": 1, "logits": torch.tensor([0.0, math.inf])}, ValueError, "logits must be below infinity, got inf at"),
-        ({"k": 2, "logits": torch.tensor([0.0, -math.inf])}, ValueError, "logits must leave at least 2 items possible"),
+        (
+            {"k": 2, "logits": torch.tensor([0.0, -math.inf])},
+            ValueError,
+            "logits must leave at least 2 items possible, got 1",
+        ),
     ],
 )
 def test_impossible_subsets_are_refused(options: dict[str, Any], error: type, sentence: str) -> None:
@@ -310,3 +314,13 @@ def test_the_tree_has_the_law_of_the_enumeration(n: int, k: int, monkeypatch: py
     which = (drawn.unsqueeze(1) == states).all(-1).double().argmax(1)
     for hits, probability in zip(torch.bincount(which, minlength=len(states)), log_mass.exp(), strict=True):
         assert_frequency(int(hits), of=5_000, probability=min(probability.item(), 1.0))
+
+
+@pytest.mark.parametrize("number", [0.0, 1.0, -0.5, 1.5, math.nan])
+@pytest.mark.parametrize("relaxed", [False, True])
+def test_noise_outside_of_the_unit_interval_is_refused(number: float, relaxed: bool) -> None:
+    variable = c.Subset(logits=torch.zeros(3, 5), k=2)
+    noise = variable.noise()
+    noise[2, 1, 4] = number
+    with pytest.raises(ValueError, match=rf"noise must lie between 0 and 1, got {number:.9g} at index \(2, 1, 4\)"):
+        (variable.relax(0.5) if relaxed else variable).push(noise)

@@ -111,3 +111,19 @@ def test_projected_inputs_have_the_shape_of_outputs() -> None:
     coded = layer(torch.randn(2, 3, 10))
     assert coded.value.shape == (2, 3, 10)
     torch.testing.assert_close(layer.values(coded.indices), coded.value)
+
+
+def test_padding_may_hold_anything() -> None:
+    x, mask = torch.randn(5, 3), torch.tensor([True, True, False, True, True])
+    x[2] = torch.nan
+    layer = Levels((4, 4, 4))
+    assert layer(x, mask=mask).indices[mask].min() >= 0
+
+
+def test_a_state_of_an_earlier_version_without_its_levels_is_loaded() -> None:
+    state = Levels((5, 8)).state_dict()
+    del state["levels"]
+    state["counts"] += 3
+    layer = Levels((5, 8))
+    layer.load_state_dict(state)
+    assert (layer.counts == 3).all()

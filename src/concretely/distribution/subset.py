@@ -12,7 +12,7 @@ from torch.distributions import Distribution, constraints
 from torch.nn.functional import logsigmoid
 
 from ..functional import subset, subset_concrete
-from ..functional.arithmetic import Temperature, cast, compute_dtype, is_finite, to_float64
+from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, is_finite, is_hidden, to_float64
 from ..functional.categorical import weighted
 from ..functional.draw import Drawn, sum_axes
 from ..functional.noise import Source
@@ -40,8 +40,11 @@ def as_items(
         raise ValueError(f"k must lie between 0 and the number of items {logits.shape[-1]}, got {k}")
     if is_doubtful:
         check.require("logits", "be below infinity", logits, logits < math.inf)
-        possible = (logits > -math.inf).sum(-1, keepdim=True) >= k
-        check.require("logits", f"leave at least {k} items possible", logits, possible.broadcast_to(logits.shape))
+        possible = (logits > -math.inf).sum(-1)
+        if bool_or_none((possible < k).any()):
+            row = tuple((possible < k).nonzero()[0].tolist())
+            got = f"{possible[row].item()}{f' in row {row}' if row else ''}"
+            raise ValueError(f"logits must leave at least {k} items possible, got {got}")
     return k, logits
 
 
@@ -100,7 +103,7 @@ class Subset(DiscreteVariable):
 
     def push(self, noise: Tensor) -> Tensor:
         """Return the subset made from noise: the deterministic part of sampling."""
-        return subset.push(self.logits, self.k, shaped_noise(noise, self.batch_shape, self.event_shape))
+        return subset.push(self.logits, self.k, checked_noise(noise, self))
 
     def drawn(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None, axes: int = 0) -> Drawn:
         """Draw values, with functions that return their log probabilities."""
@@ -205,8 +208,7 @@ class SubsetConcrete(RelaxedVariable, Distribution):
 
     def push(self, noise: Tensor) -> Tensor:
         """Return the value made from noise: the deterministic part of sampling."""
-        noise = shaped_noise(noise, self.batch_shape, self.event_shape)
-        return subset_concrete.draw(self.logits, self.k, self._precise, noise)
+        return subset_concrete.draw(self.logits, self.k, self._precise, checked_noise(noise, self))
 
     def rsample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw values with a gradient."""
@@ -244,8 +246,7 @@ class SubsetConcrete(RelaxedVariable, Distribution):
         return Subset(logits=self.logits, k=self.k, validate_args=self._validate_args)
 
     def _scores(self, noise: Tensor) -> subset_concrete.Scores:
-        noise = shaped_noise(noise, self.batch_shape, self.event_shape)
-        return subset_concrete.push(self.logits, self.k, self._precise, noise)
+        return subset_concrete.push(self.logits, self.k, self._precise, checked_noise(noise, self))
 
     def _squash(self, scores: subset_concrete.Scores) -> Tensor:
         return subset_concrete.squash(scores, self.k, self._precise, self.logits.dtype)
@@ -260,6 +261,12 @@ def draw_noise(logits: Tensor, sample_shape: Sequence[int], generator: Source | 
     return subset.noise(shape, dtype, device=logits.device, generator=generator)
 
 
-def shaped_noise(noise: Tensor, batch_shape: Size, event_shape: Size) -> Tensor:
-    """Check the dtype and the shape of noise."""
-    return check.as_shaped("noise", noise, batch_shape=batch_shape, event_shape=Size((2, *event_shape)))
+def checked_noise(noise: Tensor, variable: Variable) -> Tensor:
+    """Check the dtype and the shape of noise and, unless that would wait for a GPU, its values."""
+    event_shape = Size((2, *variable.event_shape))
+    noise = check.as_shaped("noise", noise, batch_shape=variable.batch_shape, event_shape=event_shape)
+    if variable._validate_args and noise.is_cpu and noise.numel() and not is_hidden(noise):
+        low, high = noise.detach().aminmax()
+        if not (low > 0 and high < 1):  # also if one of them is NaN
+            check.require("noise", "lie between 0 and 1", noise, (noise > 0) & (noise < 1))
+    return noise

@@ -145,7 +145,7 @@ def counts(
 ) -> Float[Tensor, "d most"]:
     """Return how often each level occurs in each dimension, where the mask is True."""
     if index.is_cpu and index.numel() > codes and mask is None and is_plain((index,)):
-        number = torch.bincount(index.flatten().clamp(0, codes - 1), minlength=codes)  # a code of NaN is no number
+        number = torch.bincount(index.flatten(), minlength=codes)
         found = grid.order.new_zeros(len(grid.levels), len(grid.order))
         for own, length, radix in zip(found, grid.levels.tolist(), grid.radix.tolist(), strict=True):
             own[:length] = number.view(-1, length, radix).sum((0, 2))

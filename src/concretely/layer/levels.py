@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from ..distribution.check import require
 from ..functional import level
-from ..functional.arithmetic import bool_or_none, cast, compute_dtype
+from ..functional.arithmetic import bool_or_none, cast, compute_dtype, is_hidden
 from ..functional.noise import Source, rounding
 from .base import Layer, require_count, require_last, require_mask, require_number
 from .rank import gathered, of_rows, sum_over_ranks
@@ -90,10 +91,18 @@ class Levels(Layer):
         self._is_projected = features is not None
         self.encode = nn.Identity() if features is None else nn.Linear(self.features, len(numbers))
         self.decode = nn.Identity() if features is None else nn.Linear(len(numbers), self.features)
-        self.register_buffer("levels", torch.tensor(numbers), persistent=False)
+        self.register_buffer("levels", torch.tensor(numbers))
         for name, each in level.grid(torch.tensor(numbers))._asdict().items():
             self.register_buffer(f"_{name}", each, persistent=False)
         self.register_buffer("counts", torch.zeros(len(numbers), max(numbers)))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *how: Any) -> None:
+        """Load a state; raise if it is that of other levels, whose codes would mean something else."""
+        given = state_dict.setdefault(f"{prefix}levels", self.levels)  # absent in states of earlier versions
+        theirs, own = tuple(given.tolist()), tuple(self.levels.tolist())
+        if theirs != own:
+            raise ValueError(f"levels must be those of the loaded state, {theirs}, got {own}")
+        super()._load_from_state_dict(state_dict, prefix, *how)
 
     def forward(
         self,
@@ -145,7 +154,11 @@ class Levels(Layer):
         value, place, digits = level.rounded(encoded, grid, noise)
         value = cast(value, encoded.dtype)
         value = self.decode(value) if self._is_projected else value
-        result = Leveled(value, level.index_of(digits, grid, self.codes), place, mask)
+        indices = level.index_of(digits, grid, self.codes)
+        if indices.is_cpu and indices.numel() and not is_hidden(indices) and indices.min().item() < 0:  # that of NaN
+            is_coded = ~encoded.isnan() if mask is None else ~encoded.isnan() | ~mask.unsqueeze(-1)
+            require("x", "be numbers", encoded, is_coded)
+        result = Leveled(value, indices, place, mask)
         if not keeps:
             return result
         counts = None
