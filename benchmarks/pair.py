@@ -19,7 +19,7 @@ SEED = 0
 FOLDER = Path(__file__).parent / "records"
 TIMES = 50
 """How often a turn on a GPU does the work."""
-FLOOR = "torch x * 2"
+OURS, FLOOR = "concretely", "torch x * 2"
 
 Rounds = Annotated[int, typer.Option(min=1, help="How often every contender is timed.")]
 On = Annotated[str, typer.Option(help="Where to run, by default on a GPU where there is one.")]
@@ -71,15 +71,18 @@ def race_pairs(
     recipe = {**recipe, "dtype": "float32", "rounds": rounds, "threads": threads, "load_before": load}
     wished = (own for own in pairs(where, quick=quick) if only in own.title)
     for title, copies in groupby(wished, key=lambda pair: pair.title):
-        timings: list[Timing[Contender]] = []
+        timings: dict[str, Timing[Contender]] = {}
         for pair in copies:
-            own = turn.timed(turn.made(entrants(pair, where), console.print), rounds=rounds, seed=SEED)
-            timings = [pooled(*both) for both in zip(timings, own, strict=True)] if timings else own
-        if len(timings) >= 2:
+            ready = turn.made(entrants(pair, where), console.print)
+            if {OURS, pair.peer_name} <= {timing.contender.name for timing in ready}:
+                for own in turn.timed(ready, rounds=rounds, seed=SEED):
+                    before = timings.get(own.contender.name)
+                    timings[own.contender.name] = own if before is None else pooled(before, own)
+        if timings:
             results.append({**result(pair, timings), **peaks(pair, where)})
-            ratio = timings[0].over(timings[1])
+            ratio = timings[OURS].over(timings[pair.peer_name])
             verdict = "" if ratio.median <= pair.at_most else "  more than asked"
-            console.print(turn.lines(title, timings, unit=1e-6, name="µs"), highlight=False)
+            console.print(turn.lines(title, list(timings.values()), unit=1e-6, name="µs"), highlight=False)
             console.print(f"  ours over theirs {ratio.median:.3f}, asked at most {pair.at_most}{verdict}")
             record.write(path, recipe, seed=SEED, results=results, on=str(where))
 
@@ -96,13 +99,13 @@ def entrants(pair: Pair, device: torch.device) -> turn.Entrants:
     def contender(name: str, work: Callable[[], Any]) -> Callable[[], Contender]:
         return lambda: Contender(name, turn.repeated(work, times, device), times=times, ours=work is pair.ours)
 
-    sides = ("concretely", pair.ours), (pair.peer_name, pair.peer), (FLOOR, pair.floor)
+    sides = (OURS, pair.ours), (pair.peer_name, pair.peer), (FLOOR, pair.floor)
     return {name: contender(name, work) for name, work in sides if work is not None}
 
 
-def result(pair: Pair, timings: list[Timing[Contender]]) -> dict[str, Any]:
+def result(pair: Pair, timings: dict[str, Timing[Contender]]) -> dict[str, Any]:
     """What a record says of a pair."""
-    ours, theirs, *floors = timings
+    ours, theirs, floor = timings[OURS], timings[pair.peer_name], timings.get(FLOOR)
     return {
         "title": pair.title,
         "peer": pair.peer_name,
@@ -110,7 +113,7 @@ def result(pair: Pair, timings: list[Timing[Contender]]) -> dict[str, Any]:
         "peer_us": record.described_spread(Spread.of(theirs.rounds * 1e6)),
         "ratio": record.described_spread(ours.over(theirs)),
         "at_most": pair.at_most,
-        **({"floor_ratio": record.described_spread(floors[0].over(theirs))} if floors else {}),
+        **({} if floor is None else {"floor_ratio": record.described_spread(floor.over(theirs))}),
     }
 
 

@@ -80,10 +80,6 @@ NO_SETTING = "temperature must be a number, a floating tensor or a schedule, got
             lambda: Levels((3, 3, 3))(X.index_fill(0, torch.tensor(2), math.nan)),
             "x must be numbers, got nan at index (2, 0)",
         ),
-        (
-            lambda: Levels((8, 5)).load_state_dict(Levels((5, 8)).state_dict()),
-            "levels must be those of the loaded state, (5, 8), got (8, 5)",
-        ),
         (lambda: Levels(()), "levels must have a number for each dimension, got none"),
         (lambda: Levels((8, 8))(X), "x must have a last axis of length 2, got shape (4, 3)"),
         (lambda: Levels((2,) * 64), "levels must give fewer than 2**63 codes, got 18446744073709551616"),

@@ -120,10 +120,21 @@ def test_padding_may_hold_anything() -> None:
     assert layer(x, mask=mask).indices[mask].min() >= 0
 
 
-def test_a_state_of_an_earlier_version_without_its_levels_is_loaded() -> None:
-    state = Levels((5, 8)).state_dict()
-    del state["levels"]
-    state["counts"] += 3
-    layer = Levels((5, 8))
-    layer.load_state_dict(state)
-    assert (layer.counts == 3).all()
+def test_a_state_that_counts_other_levels_is_refused() -> None:
+    other = Levels((5, 8))
+    other(torch.randn(100, 2))
+    other.advance()
+    with pytest.raises(ValueError, match=r"^levels must be those of the loaded state, got \(8, 5\)$"):
+        Levels((8, 5)).load_state_dict(other.state_dict())
+    for same in (Levels((5, 8)), Levels((5, 8)).to("meta")):
+        same.load_state_dict(other.state_dict(), assign=True)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 2, 3)])
+@pytest.mark.parametrize("levels", [(8, 5), (8, 8), (3, 3), (2, 2)])
+def test_numbers_that_are_none_have_no_code(levels: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    for wrong in ((0,), (1,), (0, 1)):
+        x = torch.zeros(6, 2)
+        x[4, list(wrong)] = torch.nan
+        with pytest.raises(ValueError, match="x must be numbers, got nan at index"):
+            Levels(levels)(x.view(*shape, 2))

@@ -145,27 +145,26 @@ def validates(validate_args: bool | None, *parameters: Any) -> bool:
     return True
 
 
-_trusting: ContextVar[bool] = ContextVar("trusting", default=False)
+_postpones: ContextVar[bool] = ContextVar("postpones", default=False)
 
 
 @contextmanager
-def trusting_logits() -> Iterator[None]:
-    """Take the logits of discrete variables as finite inside this context, without a pass over them.
+def postponing_checks() -> Iterator[None]:
+    """Inside this context, the logits of a discrete variable are checked only when a graph draws it.
 
-    It is for callers that check a result of all logits, and repeat the work outside of the context if it is not finite.
+    So the logits of observed nodes, often the largest, are not checked. It is for callers that check the loss, and
+    repeat the work outside of the context if it is not finite.
     """
-    token = _trusting.set(True)
+    token = _postpones.set(True)
     try:
         yield
     finally:
-        _trusting.reset(token)
+        _postpones.reset(token)
 
 
-def have_only_finite(logits: Tensor) -> bool:
-    """Return whether all logits are known, or trusted, to be finite."""
-    if not torch.compiler.is_compiling() and _trusting.get():
-        return True
-    return is_finite(logits) is True
+def postpones_checks() -> bool:
+    """Return whether checks of logits are postponed."""
+    return not torch.compiler.is_compiling() and _postpones.get()
 
 
 def split(logits: Tensor, category_axes: int) -> tuple[Size, Size]:

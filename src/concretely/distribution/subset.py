@@ -12,7 +12,7 @@ from torch.distributions import Distribution, constraints
 from torch.nn.functional import logsigmoid
 
 from ..functional import subset, subset_concrete
-from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, is_finite, is_hidden, to_float64
+from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, is_finite, to_float64
 from ..functional.categorical import weighted
 from ..functional.draw import Drawn, sum_axes
 from ..functional.noise import Source
@@ -265,8 +265,8 @@ def checked_noise(noise: Tensor, variable: Variable) -> Tensor:
     """Check the dtype and the shape of noise and, unless that would wait for a GPU, its values."""
     event_shape = Size((2, *variable.event_shape))
     noise = check.as_shaped("noise", noise, batch_shape=variable.batch_shape, event_shape=event_shape)
-    if variable._validate_args and noise.is_cpu and noise.numel() and not is_hidden(noise):
+    if variable._validate_args and noise.is_cpu and noise.numel():
         low, high = noise.detach().aminmax()
-        if not (low > 0 and high < 1):  # also if one of them is NaN
+        if bool_or_none((low > 0) & (high < 1)) is False:  # also if one of them is NaN
             check.require("noise", "lie between 0 and 1", noise, (noise > 0) & (noise < 1))
     return noise

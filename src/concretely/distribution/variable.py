@@ -15,7 +15,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
-from ..functional.arithmetic import Temperature, as_precise, cast, cast_in_order, compute_dtype, filled
+from ..functional.arithmetic import Temperature, as_precise, cast, cast_in_order, compute_dtype, filled, is_finite
 from ..functional.draw import Drawn, draw_state, score_state
 from ..functional.noise import Source
 from . import check
@@ -179,7 +179,9 @@ class DiscreteVariable(Variable, Distribution):
     _infinite: Literal["minus", "either"] = "minus"
     """Which infinite logits are allowed."""
     _is_finite = False
-    """Whether all logits are known or trusted to be finite, so that a relaxation need not check them again."""
+    """Whether all logits are known to be finite, so that a relaxation need not check them again."""
+    _unchecked: Tensor | None = None
+    """The logits as they were given, if their check is postponed."""
 
     def __init__(
         self,
@@ -190,11 +192,24 @@ class DiscreteVariable(Variable, Distribution):
     ) -> None:
         validate = check.validates(validate_args, logits, probs)
         given = check.as_floating("logits", self._given(positional, logits, probs, validate=validate))
-        self._is_finite = validate and check.have_only_finite(given)
-        if not self._is_finite:
-            given = check.as_logits(given, infinite=self._infinite, validate=validate)
+        if validate and check.postpones_checks():
+            self._unchecked = given
+        else:
+            self._check_logits(given, validate=validate)
         own, *shapes = self._split(given)
         super().__init__(own, *shapes, validate=validate)
+
+    def _check_logits(self, given: Tensor, *, validate: bool) -> None:
+        """Raise an error for logits that are not allowed, and note whether all are finite."""
+        self._is_finite = validate and is_finite(given) is True
+        if not self._is_finite:
+            check.as_logits(given, infinite=self._infinite, validate=validate)
+
+    def require_checked(self) -> None:
+        """Check the logits now, if their check was postponed (see `check.postponing_checks`)."""
+        if self._unchecked is not None:
+            given, self._unchecked = self._unchecked, None
+            self._check_logits(given, validate=True)
 
     @property
     def states(self) -> int:

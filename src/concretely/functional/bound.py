@@ -40,7 +40,7 @@ def _arrange_bound(log_w: Tensor, axis: int) -> Arranged:
 def bound(log_w: Float[Tensor, "..."], axis: int = 0) -> Float[Tensor, "..."]:
     """Return the multi-sample bound: the log of the mean weight over the samples."""
     if log_w.shape[axis] == 1:
-        return log_w.squeeze(axis)
+        return log_w.sum(axis)
     return log_w.logsumexp(axis) - math.log(log_w.shape[axis])
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from ..kernel.operator import is_plain, is_watched, plain_apply
-from .arithmetic import compute_dtype, plus, scalar
+from .arithmetic import compute_dtype, is_hidden, plus, scalar
 
 LONG, ROWS = 2**12, 16
 """Above this number of inputs, torch on a CPU broadcasts to several rows at once in a fifth of the time."""
@@ -133,6 +133,13 @@ def index_of(
     if codes <= 2**24 and level.is_cpu and level.dim() == 2 and not torch.is_autocast_enabled("cpu"):
         return torch.mv(level, grid.weight.to(level.dtype)).long()
     return (level.long() * grid.radix).sum(-1)
+
+
+def have_nan(level: Float[Tensor, "*batch d"]) -> bool:
+    """Return whether levels on a CPU, which are at least 0, are not all numbers, if they can be read."""
+    if not level.is_cpu or not level.numel() or is_hidden(level) or not is_plain((level,)):
+        return False
+    return not level.min().item() >= 0
 
 
 def counts(

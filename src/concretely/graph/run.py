@@ -69,6 +69,8 @@ def run(
         if observed is not None:
             outcomes[name] = _observed(name, distribution, observed, rows, descent)
             return observed
+        if isinstance(distribution, DiscreteVariable):
+            distribution.require_checked()
         sample_shape: tuple[int, ...] = ()
         if mode.repeats:
             is_later = len(outcomes) > 0 if descent is None else len(descent.of(distribution)) > 0

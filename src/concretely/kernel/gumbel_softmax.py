@@ -66,7 +66,7 @@ def pull(by: Tensor, soft: Tensor, temperature: float) -> Tensor:
     """Return the gradient of the logits, from that of the relaxed values."""
     by, out, n = by.contiguous(), torch.empty_like(soft), soft.shape[-1]
     total = soft.numel() // n
-    kind = n, total, by.dtype, soft.dtype, soft.get_device(), by.data_ptr() % 16
+    kind = n, total, by.dtype, soft.dtype, soft.get_device(), by.data_ptr() % 16, soft.data_ptr() % 16
     given = by, soft, out, 1 / temperature, total
     if total and not _pull.again(kind, *given):
         rows, width, warps = _pull_tile(total, n)

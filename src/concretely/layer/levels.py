@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..distribution.check import require
 from ..functional import level
-from ..functional.arithmetic import bool_or_none, cast, compute_dtype, is_hidden
+from ..functional.arithmetic import bool_or_none, cast, compute_dtype
 from ..functional.noise import Source, rounding
 from .base import Layer, require_count, require_last, require_mask, require_number
 from .rank import gathered, of_rows, sum_over_ranks
@@ -82,6 +82,7 @@ class Levels(Layer):
         numbers = [require_count("levels", each, least=2) for each in levels]
         if not numbers:
             raise ValueError("levels must have a number for each dimension, got none")
+        self._numbers = tuple(numbers)
         self.codes = math.prod(numbers)
         if self.codes >= 2**63:
             raise ValueError(f"levels must give fewer than 2**63 codes, got {self.codes}")
@@ -91,17 +92,19 @@ class Levels(Layer):
         self._is_projected = features is not None
         self.encode = nn.Identity() if features is None else nn.Linear(self.features, len(numbers))
         self.decode = nn.Identity() if features is None else nn.Linear(len(numbers), self.features)
-        self.register_buffer("levels", torch.tensor(numbers))
+        self.register_buffer("levels", torch.tensor(numbers), persistent=False)
         for name, each in level.grid(torch.tensor(numbers))._asdict().items():
             self.register_buffer(f"_{name}", each, persistent=False)
         self.register_buffer("counts", torch.zeros(len(numbers), max(numbers)))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *how: Any) -> None:
-        """Load a state; raise if it is that of other levels, whose codes would mean something else."""
-        given = state_dict.setdefault(f"{prefix}levels", self.levels)  # absent in states of earlier versions
-        theirs, own = tuple(given.tolist()), tuple(self.levels.tolist())
-        if theirs != own:
-            raise ValueError(f"levels must be those of the loaded state, {theirs}, got {own}")
+        """Load a state; raise if it counts levels that this layer does not have: its codes mean something else."""
+        counts = state_dict.get(f"{prefix}counts")
+        if counts is not None and counts.shape == self.counts.shape:
+            place = torch.arange(counts.shape[-1], device=counts.device)
+            absent = place >= torch.tensor(self._numbers, device=counts.device).unsqueeze(-1)
+            if not counts.is_meta and bool_or_none((absent & (counts > 0)).any()):
+                raise ValueError(f"levels must be those of the loaded state, got {self._numbers}")
         super()._load_from_state_dict(state_dict, prefix, *how)
 
     def forward(
@@ -154,11 +157,10 @@ class Levels(Layer):
         value, place, digits = level.rounded(encoded, grid, noise)
         value = cast(value, encoded.dtype)
         value = self.decode(value) if self._is_projected else value
-        indices = level.index_of(digits, grid, self.codes)
-        if indices.is_cpu and indices.numel() and not is_hidden(indices) and indices.min().item() < 0:  # that of NaN
+        if level.have_nan(digits):
             is_coded = ~encoded.isnan() if mask is None else ~encoded.isnan() | ~mask.unsqueeze(-1)
             require("x", "be numbers", encoded, is_coded)
-        result = Leveled(value, indices, place, mask)
+        result = Leveled(value, level.index_of(digits, grid, self.codes), place, mask)
         if not keeps:
             return result
         counts = None
@@ -204,4 +206,4 @@ class Levels(Layer):
 
     def extra_repr(self) -> str:
         """Return the arguments."""
-        return f"{tuple(self.levels.tolist())}, entropy={self.entropy}, diversity={self.diversity}"
+        return f"{self._numbers}, entropy={self.entropy}, diversity={self.diversity}"

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
-from ..distribution.check import mark_bits, trusting_logits
+from ..distribution.check import mark_bits, postponing_checks
 from ..functional.linear import fewer_launches
 from ..functional.noise import Keys
 from ..kernel.deferred import DeferredGradient, deferred_gradients
@@ -215,7 +215,7 @@ class _Program:
         self._sharding, shared = first.sharding, (self._leaves, self._constants if vmapped else None)
         self._ranks = RankStep(first.world, task, *shared) if first.world.ranks > 1 else None
         # reading a loss would wait for a GPU, and a second run on one rank would communicate with no other
-        self._trusts = first.device.type == "cpu" and not vmapped and not task.compiles and self._ranks is None
+        self._postpones = first.device.type == "cpu" and not vmapped and not task.compiles and self._ranks is None
 
     def may_repeat(self, step: int) -> bool:
         """Return whether several steps from a step on may be one graph: the host has nothing to do between them."""
@@ -308,13 +308,13 @@ class _Program:
         return total, gradients, inputs
 
     def _trained(self, inputs: Inputs, part: int) -> Tensor:
-        """Return the loss to differentiate. On a CPU, logits are checked only if it is not finite, in a second run."""
-        if self._trusts:
-            with trusting_logits():
-                loss = self._losses(self._loss, inputs, Purpose.NOISE, part)
-            if math.isfinite(loss.item()):
-                return loss
-        return self._losses(self._loss, inputs, Purpose.NOISE, part)
+        """Return the loss to differentiate. On a CPU, a second run names observed logits if it is not finite."""
+        given = self._loss, inputs, Purpose.NOISE, part
+        with postponing_checks() if self._postpones else nullcontext():
+            loss = self._losses(*given)
+        if self._postpones and not math.isfinite(loss.item()):
+            self._losses(*given)
+        return loss
 
     def _slopes(self, loss: Tensor) -> Sequence[Tensor | None]:
         """Return the gradients of all leaves; if they are sharded, of the parts of this rank."""
