@@ -1,11 +1,13 @@
 """Objectives are their definitions, at any spread of the weights."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 import concretely as c
 from concretely.functional.bound import effective_sample_size
@@ -61,3 +63,46 @@ def test_effective_sample_size_loses_nothing_to_the_size_of_the_log_weights() ->
     log_w = 2 * torch.randn(50, 200) - 1e4
     expected = effective_sample_size(log_w.double())
     torch.testing.assert_close(effective_sample_size(log_w).double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "estimator",
+    [c.Pathwise(), c.Pathwise(0.5), c.Pathwise(0.5, kl="mass"), c.StraightThrough(), c.RLOO(), c.VIMCO(), c.Exact()],
+    ids=repr,
+)
+def test_log_weights_of_half_precision_are_summed_in_float32(estimator: Any, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    prior, posterior, x_logits = (torch.randn(size, generator=generator).to(dtype) for size in (3, 3, 800))
+    x = torch.randint(2, (5, 800), generator=generator).float()
+
+    def model(dtype: torch.dtype) -> c.Model:
+        def p(draw: c.Draw, x: Tensor) -> Tensor:
+            draw("z", c.Bernoulli(logits=prior.to(dtype)))
+            return draw("x", c.Bernoulli(logits=x_logits.to(dtype).expand(5, -1)), observed=x)
+
+        def q(draw: c.Draw, x: Tensor) -> None:
+            draw("z", c.Bernoulli(logits=posterior.to(dtype).expand(5, -1)))
+
+        return c.Model(p, q)
+
+    how: dict[str, Any] = {"estimator": estimator, "samples": 2}
+    narrow, wide = (
+        c.estimate(model(kind), x, **how, generator=torch.Generator().manual_seed(1)) for kind in (dtype, torch.float32)
+    )
+    for found, expected in ((narrow.loss, wide.loss), (narrow.log_w, wide.log_w), (narrow.kl["z"], wide.kl["z"])):
+        assert found.dtype == torch.float32
+        # relaxed values of latents are rounded, the sum of 800 log probabilities is not
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=2e-2 if isinstance(estimator, c.Pathwise) else 1e-4)
+
+
+def test_a_cost_in_half_precision_is_averaged_in_float32() -> None:
+    costs = torch.arange(1000.0, 1005.0)
+
+    def program(draw: c.Draw, x: Tensor) -> Tensor:
+        z = draw("z", c.Bernoulli(logits=x))
+        return (z * 0 + c.tile(x, z)).bfloat16()
+
+    estimate = c.estimate(program, costs, estimator=c.RLOO(), samples=2)
+    assert estimate.loss.dtype == torch.float32
+    assert estimate.loss.item() == pytest.approx(costs.bfloat16().double().mean().item(), rel=1e-6)

@@ -17,6 +17,7 @@ from .distribution.check import broadcast_shapes
 from .distribution.divergence import discrete_kl
 from .distribution.variable import DiscreteVariable, Variable
 from .functional import bound as functional
+from .functional.arithmetic import cast, compute_dtype
 from .functional.bound import average, bound, total
 from .functional.noise import Source
 from .graph.mode import Mode
@@ -174,7 +175,8 @@ def divergence(p: Trace, q: Trace, name: str) -> Tensor:
 
 def _exact_divergence(p: Trace, q: Trace, name: str, formula: Callable[..., Tensor]) -> Tensor:
     axes, both = q[name].axes, (q[name].distribution, p[name].distribution)
-    aligned = q.rows.aligned(*both, axes=axes)
+    wide = [one.widened() if isinstance(one, DiscreteVariable) else one for one in both]
+    aligned = q.rows.aligned(*wide, axes=axes)
     shape = broadcast_shapes(*(one.batch_shape for one in aligned))
     if any(one.batch_shape != shape for one in aligned):
         # some formulas of torch do not broadcast; ours do, and torch 2.11 cannot compile the copy of a variable
@@ -196,7 +198,7 @@ def _cost(trace: Trace) -> Tensor:
     if cost.shape != rows.folded:
         hint = ": use reduction='none', not an average over rows" if len(cost.shape) < len(shape) else ""
         raise ValueError(f"{expected}, got shape {tuple(cost.shape)}{hint}")
-    return rows.spread(cost)
+    return rows.spread(cast(cost, compute_dtype(cost.dtype)))
 
 
 def bound_target(target: Model | Program, objective: Objective, *, relaxed: bool = False) -> str | None:

@@ -92,7 +92,7 @@ class Bernoulli(DiscreteVariable):
         if axes == 1 and "logits" not in vars(self):
             return affine_log_likelihood(*self._affine, value)[0]
         if axes and self.logits.shape[self.logits.dim() - value.dim() :] == value.shape:
-            return cast(log_likelihood(self.logits, value, axes), self.logits.dtype)
+            return log_likelihood(self.logits, value, axes)
         return super()._summed_log_mass(value, axes)
 
     def _interpolated_log_mass(self, value: Tensor, node: Tensor | None) -> Tensor:

@@ -141,10 +141,10 @@ class Node(Variable, Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of a value."""
-        return self.summed_log_prob(self._checked(value), 0)
+        return cast(self.summed_log_prob(self._checked(value), 0), self.logits.dtype)
 
     def summed_log_prob(self, value: Tensor, axes: int) -> Tensor:
-        """Return the log density of a value in the support, summed over the last `axes` batch axes."""
+        """Return the log density of a value in the support, in at least float32, summed over the last `axes` axes."""
         return score_node(self.law, value, *self._parameters, axes=axes)
 
     def log_prob_of_noise_(self, noise: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ class Relaxation(RelaxedVariable, Distribution):
         return cast(score.log_density - slope, self.logits.dtype)
 
     def node_log_prob(self, value: Tensor, axes: int = 0, *, node: Tensor | None = None) -> Tensor:
-        """Return the log density of the unsquashed variable, summed over the last `axes` batch axes.
+        """Return the log density of the unsquashed variable in at least float32, summed over the last `axes` axes.
 
         `node` is the unsquashed value, also that of a variable with other noise. By default it is computed from
         `value`.
@@ -278,7 +278,7 @@ class Relaxation(RelaxedVariable, Distribution):
             own = self.node
             own_axes = value.dim() - len(self.event_shape) + own.law.category_axes
             return own.summed_log_prob(node if node.dim() == own_axes else other_form(node, own_axes), axes)
-        return sum_axes(cast(self._score(value).log_density, self.logits.dtype), axes)
+        return sum_axes(cast(self._score(value).log_density, compute_dtype(self.logits.dtype)), axes)
 
     def _score(self, value: Tensor) -> Score:
         node = self.node

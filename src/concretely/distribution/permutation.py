@@ -222,7 +222,7 @@ class GumbelSinkhorn(RelaxedVariable, Distribution):
     def _log_density(self, noise: Tensor) -> Tensor:
         n = self.event_shape[0]
         density = -(noise + (-noise).exp()).sum((-1, -2)) + n * n * log_temperature(self._precise, noise)
-        return cast(density, self.logits.dtype)
+        return cast(density, compute_dtype(self.logits.dtype))
 
 
 def draw_noise(logits: Tensor, sample_shape: Sequence[int], generator: Source | None) -> Tensor:

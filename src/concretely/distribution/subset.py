@@ -115,7 +115,7 @@ class Subset(DiscreteVariable):
         return subset, self.logits, "k-hot"
 
     def _summed_log_mass(self, value: Tensor, axes: int) -> Tensor:
-        return sum_axes(cast(subset.log_mass(value, self.logits, self.k), self.logits.dtype), axes)
+        return sum_axes(cast(subset.log_mass(value, self.logits, self.k), compute_dtype(self.logits.dtype)), axes)
 
     def _interpolated_log_mass(self, value: Tensor, node: Tensor | None) -> Tensor:
         return self.mean_log_mass(to_float64(value))
@@ -222,7 +222,7 @@ class SubsetConcrete(RelaxedVariable, Distribution):
         def score() -> Tensor:
             centred = subset_concrete.location(self.logits, self.k)
             density = subset_concrete.log_density_of_noise(scores.noise, centred, self.k, self._precise)
-            return cast(density, self.logits.dtype)
+            return cast(density, compute_dtype(self.logits.dtype))
 
         return Drawn(self._squash(scores), score, node=cast(scores.node, self.logits.dtype))
 
@@ -235,7 +235,7 @@ class SubsetConcrete(RelaxedVariable, Distribution):
                 "use rsample_and_log_prob, or keep the trace of the run that drew it"
             )
         density = subset_concrete.log_density(self._shaped("node", node), self.logits, self.k, self._precise)
-        return sum_axes(cast(density, self.logits.dtype), axes)
+        return sum_axes(cast(density, compute_dtype(self.logits.dtype)), axes)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Raise an error: many scores lead to one value."""

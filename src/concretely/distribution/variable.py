@@ -148,8 +148,8 @@ class Variable(PyroMixin):
         return (cast_in_order if self.is_ranked else cast)(value, self.logits.dtype)
 
     def _rounded_draw(self, drawn: Drawn, value: Tensor, node: Tensor | None) -> Drawn:
-        """Round the log probabilities of a draw to the dtype of the logits."""
-        dtype, summed = self.logits.dtype, drawn.summed
+        """Round the log probabilities of a draw to the dtype of the logits, or to float32 if that is wider."""
+        dtype, summed = compute_dtype(self.logits.dtype), drawn.summed
         rounded = None if summed is None else lambda axes: cast(summed(axes), dtype)
         return Drawn(value, lambda: cast(drawn.score(), dtype), rounded, node)
 
@@ -232,10 +232,10 @@ class DiscreteVariable(Variable, Distribution):
     ) -> tuple[Tensor, Tensor]:
         """Draw values and their log probabilities."""
         drawn = self.drawn(sample_shape, generator=generator)
-        return drawn.value, drawn.score()
+        return drawn.value, cast(drawn.score(), self.logits.dtype)
 
     def drawn(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None, axes: int = 0) -> Drawn:
-        """Draw values, with functions that return their log probabilities.
+        """Draw values, with functions that return their log probabilities in at least float32.
 
         `axes` is the number of last batch axes that the caller will sum over, a hint for fusion.
         """
@@ -246,19 +246,29 @@ class DiscreteVariable(Variable, Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log probability of a value."""
-        return self._summed_log_mass(self._checked(value), 0)
+        return cast(self._summed_log_mass(self._checked(value), 0), self.logits.dtype)
 
     def summed_log_prob(self, value: Tensor, axes: int) -> Tensor:
-        """Return the log probability of a value, summed over the last `axes` batch axes."""
+        """Return the log probability of a value in at least float32, summed over the last `axes` batch axes."""
         return self._summed_log_mass(self._checked(value), axes)
 
     def interpolated_log_prob(self, value: Tensor, node: Tensor | None = None) -> Tensor:
         """Return the mean of the states' log probabilities, weighted by a relaxed value: Σₖ valueₖ log P(state k).
 
-        It is differentiable in the value and equals `log_prob` at a state. An objective that uses it instead of a
-        density is not a bound. On a hypercube, the weights are exp(`node`) if the unsquashed value `node` is given.
+        The result is in at least float32. It is differentiable in the value and equals `log_prob` at a state. An
+        objective that uses it instead of a density is not a bound. On a hypercube, the weights are exp(`node`) if the
+        unsquashed value `node` is given.
         """
-        return cast(self._interpolated_log_mass(self._shaped("value", value), node), self.logits.dtype)
+        log_mass = self._interpolated_log_mass(self._shaped("value", value), node)
+        return cast(log_mass, compute_dtype(self.logits.dtype))
+
+    def widened(self) -> Self:
+        """Return the variable with its logits in at least float32."""
+        if self.logits.dtype.itemsize > 2:
+            return self
+        new = copy.copy(self)
+        new.logits = cast(self.logits, torch.float32)
+        return new
 
     def unfold(self, samples: int) -> Self:
         """Return the variable with its first batch axis split into samples and data points."""
@@ -304,7 +314,7 @@ class DiscreteVariable(Variable, Distribution):
         return value
 
     def _summed_log_mass(self, value: Tensor, axes: int) -> Tensor:
-        """Return the summed log probability of a value in the support, in the dtype of the logits."""
+        """Return the summed log probability of a value in the support, in at least float32."""
         law, logits, squash = self._law
         return score_state(law, self._to_law(value), logits, squash=squash, axes=axes)
 
@@ -341,7 +351,7 @@ class RelaxedVariable(Variable):
     ) -> tuple[Tensor, Tensor]:
         """Draw values with a gradient, and the exact log densities of their nodes."""
         drawn = self.drawn(sample_shape, generator=generator)
-        return drawn.value, drawn.score()
+        return drawn.value, cast(drawn.score(), self.logits.dtype)
 
     @abstractmethod
     def drawn(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None, axes: int = 0) -> Drawn:

@@ -144,10 +144,10 @@ class _Push(torch.autograd.Function):
 
 
 def score_node(law: Any, value: Tensor, logits: Tensor, *temperature: Temperature, axes: int = 0) -> Tensor:
-    """Return the log densities of nodes in the dtype of the logits, summed over the last `axes` batch axes."""
+    """Return the log densities of nodes in at least float32, summed over the last `axes` batch axes."""
     has_kernel = law.score is not None and registry.is_launchable(value) and not _is_fused()
     if not has_kernel or not all(map(is_one_number, temperature)):
-        return sum_axes(cast(law.log_density(value, logits, *temperature), logits.dtype), axes)
+        return _summed(law.log_density(value, logits, *temperature), logits, axes)
     defined = partial(law.log_density, value, logits, *temperature)
     return _scored(law, value, logits, lambda: of_member(value, *temperature), axes, defined)
 
@@ -155,7 +155,7 @@ def score_node(law: Any, value: Tensor, logits: Tensor, *temperature: Temperatur
 def draw_state(
     law: Any, logits: Tensor, *, squash: str, sample_shape: Sequence[int], generator: Source | None, axes: int = 0
 ) -> Drawn:
-    """Draw states of a discrete law, with log probabilities in the dtype of the logits."""
+    """Draw states of a discrete law, with log probabilities in at least float32."""
     lead, samples = logits.dim() - law.category_axes, Size(sample_shape).numel()
     if registry.is_launchable(logits) and logits.numel() and not _is_fused(generator):
         runs_kernel = law.draw.fits(logits, None, samples, squash, 1)
@@ -169,23 +169,24 @@ def draw_state(
                 Size((*sample_shape, *logits.shape[:lead])),
             )
             value, summed = _from_kernel(law, given, shape, [_width_of(squash, logits.shape[lead:])], axes)
-
-            def rounded(axes: int = 0) -> Tensor:
-                return cast(summed(axes), logits.dtype)
-
-            return Drawn(cast(value, logits.dtype), rounded, rounded)
+            return Drawn(cast(value, logits.dtype), lambda: summed(0), summed)
     shape = Size(sample_shape) + logits.shape
     noise = law.noise(shape, compute_dtype(logits.dtype), device=logits.device, generator=generator)
     value = law.push(logits.detach(), noise, squash)
-    return Drawn(value, lambda: cast(law.log_mass(value, logits, squash), logits.dtype))
+    return Drawn(value, lambda: _summed(law.log_mass(value, logits, squash), logits, 0))
 
 
 def score_state(law: Any, value: Tensor, logits: Tensor, *, squash: str, axes: int = 0) -> Tensor:
-    """Return the log probabilities of states in the logits' dtype, summed over the last `axes` batch axes."""
+    """Return the log probabilities of states in at least float32, summed over the last `axes` batch axes."""
     defined = partial(law.log_mass, value, logits, squash)
     if _is_fused():
-        return sum_axes(cast(defined(), logits.dtype), axes)
+        return _summed(defined(), logits, axes)
     return _scored(law, value.detach(), logits, lambda: squash, axes, defined)
+
+
+def _summed(log_prob: Tensor, logits: Tensor, axes: int) -> Tensor:
+    """Return log probabilities in the dtype of the logits, but at least float32, summed over the last `axes` axes."""
+    return sum_axes(cast(log_prob, compute_dtype(logits.dtype)), axes)
 
 
 def sum_axes(log_prob: Tensor, axes: int) -> Tensor:
@@ -305,5 +306,5 @@ def _scored(
             taken = (1, samples, units, *value.shape[len(lead) :]), (1, units, *logits.shape[len(batch) :])
             returned = [lead[: len(lead) - axes]]
             scores = law.score.launched(value, logits, last(), length, taken=taken, returned=returned)
-            return cast(scores, logits.dtype)
-    return sum_axes(cast(defined(), logits.dtype), axes)
+            return cast(scores, compute_dtype(logits.dtype))
+    return _summed(defined(), logits, axes)

@@ -8,7 +8,8 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, Independent
 
 from ..distribution.variable import DiscreteVariable
-from ..functional.draw import Drawn
+from ..functional.arithmetic import cast, compute_dtype
+from ..functional.draw import Drawn, sum_axes
 from ..spelling import did_you_mean
 
 __all__ = ["Trace", "tile"]
@@ -167,7 +168,7 @@ class Outcome:
 
     @property
     def log_prob(self) -> Tensor:
-        """Return the log probability, summed over units, for every sample and data point.
+        """Return the log probability, summed over units, for every sample and data point, in at least float32.
 
         It is computed on first access.
         """
@@ -179,11 +180,13 @@ class Outcome:
         assert not isinstance(self._summed, Tensor)
         if self._summed is None:
             return self.total(self.unit_log_prob)
-        return self._rows.spread(self._summed(self.axes))
+        summed = self._summed(self.axes)
+        return self._rows.spread(cast(summed, compute_dtype(summed.dtype)))
 
     def total(self, quantity: Tensor) -> Tensor:
-        """Sum a quantity over the units, for every sample and data point."""
-        return self._rows.spread(quantity.sum(tuple(range(-self.axes, 0))) if self.axes else quantity)
+        """Sum a quantity over the units, for every sample and data point, in at least float32."""
+        wide = cast(quantity, compute_dtype(quantity.dtype))
+        return self._rows.spread(sum_axes(wide, self.axes))
 
     def _as_when_drawn(self, compute: Callable[[], Tensor]) -> Tensor:
         """Call a function in the gradient mode that was active when the node was drawn."""
