@@ -151,7 +151,10 @@ def test_impossible_categories_are_never_drawn_and_an_impossible_row_is_refused(
         ({"tau": torch.tensor([-1.0, 1.0, 1.0])}, "tau must be positive, or 0 for one-hot draws, got -1"),
         ({"tau": math.nan}, "tau must be positive"),
         ({"tau": "warm"}, "tau must be a number or a floating tensor, got str"),
-        ({"tau": torch.ones(4)}, r"tau must have one temperature for each row, of shape \(3,\), got shape \(4,\)"),
+        (
+            {"tau": torch.ones(4)},
+            r"tau must have one temperature for each row, of shape \(3,\) or \(3, 1\), got shape \(4,\)",
+        ),
         ({"dim": 2}, r"dim must be an axis of the logits, got 2 for logits of shape \(3, 4\)"),
         ({"logits": torch.zeros(3, 4, dtype=torch.int64)}, "logits must be a floating tensor, got torch.int64"),
         ({"logits": torch.full((3, 4), math.nan)}, "logits must be numbers, got .* in row"),
@@ -218,6 +221,21 @@ def test_a_gate_refuses_a_temperature_that_does_not_fit() -> None:
         c.gumbel_sigmoid(torch.zeros(3), torch.ones(2, 3))
     with pytest.raises(ValueError, match=r"tau must broadcast to the logits' shape \(3,\), got shape \(2,\)"):
         c.gumbel_sigmoid(torch.zeros(3), torch.ones(2))
+
+
+@pytest.mark.parametrize("shape", [(6, 1, 1), (1, 6, 1), (6, 6, 1), (1, 1, 1), (1,), ()])
+def test_temperatures_broadcast_as_in_torch(shape: tuple[int, ...]) -> None:
+    logits, tau = torch.randn(6, 6, 8), torch.logspace(-2, 2, math.prod(shape)).view(shape)
+    found, expected = (c.gumbel_softmax(logits, own, generator=seeded()) for own in (tau, tau.broadcast_to(6, 6, 1)))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(6, 1), (1, 6), (6,)])
+def test_temperatures_that_torch_would_take_for_others_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(
+        ValueError, match=r"tau must have one temperature for each row, of shape \(6, 6\) or \(6, 6, 1\)"
+    ):
+        c.gumbel_softmax(torch.zeros(6, 6, 8), torch.ones(shape))
 
 
 @pytest.mark.parametrize("hard", [False, True])

@@ -42,8 +42,9 @@ def gumbel_softmax(
 
     Args:
         logits: Unnormalised log probabilities.
-        tau: The temperature: a number, a tensor with one temperature for each row (the shape of the logits without
-            `dim`, or with `dim` of length 1), or 0 for one-hot draws without a gradient.
+        tau: The temperature: a number, a tensor with one temperature for each row (of the shape of the logits without
+            `dim`, or one that broadcasts to the logits with `dim` of length 1), or 0 for one-hot draws without a
+            gradient.
         hard: Whether to return one-hot vectors.
         eps: Ignored. Torch's function has it for compatibility too.
         dim: The axis of the categories.
@@ -125,14 +126,19 @@ def _temperature(tau: Any, logits: Tensor, dim: int) -> Temperature:
     temperature = _positive(tau, logits.dtype)
     if not isinstance(temperature, Tensor) or temperature.dim() == 0:
         return temperature
-    if temperature.dim() == logits.dim() and temperature.shape[dim] == 1:
-        temperature = temperature.movedim(dim, -1).squeeze(-1)
+    if temperature.numel() == 1:
+        return temperature.reshape(())
     batch = logits.movedim(dim, -1).shape[:-1]
-    if not broadcasts(temperature.shape, batch):
-        raise ValueError(
-            f"tau must have one temperature for each row, of shape {tuple(batch)}, got shape {tuple(tau.shape)}"
-        )
-    return temperature.unsqueeze(-1)
+    if temperature.shape == batch:
+        return temperature.unsqueeze(-1)
+    # as torch broadcasts it; with fewer axes, torch's function would take the last of them for categories
+    is_whole = temperature.dim() == logits.dim() and temperature.shape[dim] == 1
+    if is_whole and broadcasts(temperature.shape, logits.shape):
+        return temperature.movedim(dim, -1)
+    whole = [*logits.shape]
+    whole[dim] = 1
+    must = f"tau must have one temperature for each row, of shape {tuple(batch)} or {tuple(whole)}"
+    raise ValueError(f"{must}, got shape {tuple(temperature.shape)}")
 
 
 def _positive(tau: Any, dtype: torch.dtype) -> Temperature:
