@@ -91,11 +91,11 @@ class Choose(Layer):
             raise ValueError(f"scores must have at least k = {self.k} items, got shape {tuple(scores.shape)}")
         return cast(scores, compute_dtype(scores.dtype))
 
-    def penalty(self, chosen: Chosen | None = None) -> Float[Tensor, ""]:
-        """Return the weighted KL for the scores of a forward, by default those of the latest training forward."""
+    def penalty(self, scores: Float[Tensor, "*batch n"] | None = None) -> Float[Tensor, ""]:
+        """Return the weighted KL for scores, by default those of the latest training forward."""
         if not self.kl:
             return self.step.new_zeros((), dtype=torch.float32)
-        kept = self._kept(chosen, Chosen)
+        kept = self._kept(None if scores is None else Chosen(scores), Chosen)
         if kept is None:
             return self.step.new_zeros((), dtype=torch.float32)
         scores = kept.scores
