@@ -27,6 +27,10 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Import matplotlib on first use."""
     if name not in __all__:

@@ -17,7 +17,9 @@ from ..experiment.record import format_metric, format_value, is_corrected, model
 from ..file import atomic_write, write_text
 from ..spelling import explain_loose, printable
 from ..training.folder import Run
+from ..training.own_method import is_named
 from ..training.own_recipe import OwnRecipe
+from ..training.recipe import ESTIMATORS
 from .curve import Row, draw_curve
 from .image import CAPTIONS, draw_picture
 from .style import render_figure
@@ -117,8 +119,18 @@ def page(
         nodes=dict(nodes or {}),
         recipe=recipe,
         toml=OwnRecipe.of(recipe).toml() if "model" in recipe else _toml(recipe),
+        command=_command(recipe),
         environment=dict(_environment(record)),
     )
+
+
+def _command(recipe: Mapping[str, Any]) -> str | None:
+    """Return the command that repeats a run, or None for one by `fit` whose estimator or data have no name there."""
+    if "model" not in recipe:
+        return "concretely train --recipe recipe.toml"
+    own = OwnRecipe.of(recipe)
+    has_names = own.model and own.estimator in ESTIMATORS and is_named(own)
+    return f"concretely train {own.model} --recipe recipe.toml" if has_names else None
 
 
 def _toml(recipe: Mapping[str, Any]) -> str:
