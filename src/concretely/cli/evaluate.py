@@ -100,4 +100,7 @@ def evaluate(
             scores: dict[str, Any] = {"scores": {split: score}, "others": others, "note": terminal.remark}
             record = scoring.add_scores(run, past, model, data=data, **scores)
             page = terminal.write_run_report(run, past, model, data, record)
-        terminal.remark(f"added to {page}")
+        name, new = scoring.score_name(score, split), scoring.score_metric(score)
+        kept = record.get("metrics", {}).get(name, new)
+        is_added = kept["value"] == new["value"]
+        terminal.remark(f"added to {page}" if is_added else f"{page} keeps the score with {kept['samples']:,} samples")

@@ -149,6 +149,9 @@ def _argument(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         fail(f"set must be a name and a value, such as width=200, got {text!r}")
+    if set(value) & set("([{"):  # commas separate the values of several runs
+        way = "for a list, read a text such as 8x16 in the builder"
+        fail(f"set must be a number, true, false or a text, got {text!r}: {way}")
     return name, value
 
 

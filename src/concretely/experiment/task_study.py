@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,6 +152,9 @@ def study_tasks(
     require_suited(tasks, estimators)
     if steps is not None:
         require_positive("steps", steps)
+    for name, estimator in product(TASKS if tasks is None else tasks, estimators or ()):
+        if estimator not in TASKS[name].estimators:
+            note(f"estimator {estimator!r} does not suit task {name!r} and is left out")
     wished = [(name, estimator, seed) for name, estimator in _pairs(tasks, estimators) for seed in seeds]
     about = {"samples": SAMPLES, "batch": BATCH, "lr": LR, "validations": VALIDATIONS, "steps": steps}
     runs = [] if record is None else _finished(record, about, str(device))
