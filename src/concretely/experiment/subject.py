@@ -8,11 +8,11 @@ from torch.utils._pytree import tree_map_only
 
 from ..data.arrays import Arrays
 from ..data.dataset import Bits
-from ..estimator import NVIL, Estimator, GumbelSoftmax, Pathwise
+from ..estimator import NVIL, Estimator
 from ..model import Model
 from ..training.method import estimator_at_step
 from ..training.own import arranged
-from ..training.own_loss import at_temperatures
+from ..training.own_loss import at_temperatures, draws_relaxed
 from ..training.own_method import estimator_from_text
 from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.own_resolve import own_program_key, read_schedule
@@ -68,8 +68,8 @@ def relaxes(recipe: RunRecipe) -> bool:
     """Return whether a run trained the relaxed graph."""
     if not isinstance(recipe, OwnRecipe):
         return paper_recipe(recipe).method.relaxes
-    estimator = estimator_from_text(recipe.estimator)
-    return estimator is not NVIL and isinstance(estimator, Pathwise | GumbelSoftmax)
+    estimator: Any = estimator_from_text(recipe.estimator)
+    return estimator is not NVIL and draws_relaxed(estimator)
 
 
 def has_context(recipe: RunRecipe, model: nn.Module) -> bool:

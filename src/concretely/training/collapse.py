@@ -18,11 +18,14 @@ class CollapseWatch:
     >>> for step in (100, 300, 400):
     ...     watch(Row(step, 0.0, 1e-3, None, -1.0, -1.0, metrics={"kl/h": 0.01}))
     >>> said
-    ["the KL of node 'h' is 0.005 nats per unit at step 300: the model ignores it; try beta=Warmup(2000)"]
+    ["the KL of node 'h' is 0.005 nats per unit at step 300: the model ignores it; try a warm-up of the KL (see beta)"]
     """
 
-    def __init__(self, steps: int, units: Mapping[str, int], note: Callable[[str], None]) -> None:
+    def __init__(
+        self, steps: int, units: Mapping[str, int], note: Callable[[str], None], *, relaxes: bool = True
+    ) -> None:
         self._start, self._units, self._note = max(EARLY * steps, FEW), units, note
+        self._cure = "a higher temperature or another estimator" if relaxes else "another estimator"
         self._said = set[str]()
 
     def __call__(self, row: Row) -> None:
@@ -35,10 +38,10 @@ class CollapseWatch:
                 continue
             if kl is not None and kl / units < LEAST:
                 sentence = f"the KL of node {node!r} is {kl / units:.2g} nats per unit at step {row.step:,}"
-                self._say(node, f"{sentence}: the model ignores it; try beta=Warmup(2000)")
+                self._say(node, f"{sentence}: the model ignores it; try a warm-up of the KL (see beta)")
             elif constant is not None and constant == 1.0:
                 every = f"node {node!r} has one category for all data at step {row.step:,}"
-                self._say(node, f"{every}: it has collapsed; try a higher temperature or another estimator")
+                self._say(node, f"{every}: if it should depend on the data, try {self._cure}")
 
     def _say(self, node: str, sentence: str) -> None:
         self._said.add(node)

@@ -355,7 +355,7 @@ class _Program:
         with gathered, self._computing(inputs):
             measured = self._by_member(self._losses(self._monitor, inputs, Purpose.GAP))
         measured = measured if self._ranks is None else self._ranks.world.mean(measured)
-        excess = (measured if measured.dim() == 1 else measured[:, 0]) - loss
+        excess = (measured if measured.dim() == 1 else measured[:, 0]) - loss if self._task.relaxes else 0 * loss
         self._log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
         if self._metrics is not None and norm is not None:
             self._metrics += torch.cat([norm.unsqueeze(-1), measured[:, 1:], self._ones.unsqueeze(-1)], -1)

@@ -7,7 +7,7 @@ import csv
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
@@ -121,7 +121,8 @@ def restored(
         name = model if isinstance(model, str) else None
         if recipe.model and (model is None or name is not None):
             require_named(Path(folder), recipe, name)
-        own = own_model(recipe, model if name is None else None)
+        named = replace(recipe, model=name) if name is not None and not recipe.model else recipe
+        own = own_model(named, model if name is None else None)
         _load_parameters(own, last.tensors)
     elif model is not None:
         raise ValueError("model must be left out, as this run is of a model in the paper's notation, got one")

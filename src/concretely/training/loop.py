@@ -137,7 +137,8 @@ def train_states(
                 stack.enter_context(exclusive_dir(folder))
             if folder is not None:
                 world.require_visible(folder)
-            jobs.append(_start(state, folder, start, callbacks, environment))
+            several = len(states) > 1
+            jobs.append(_start(state, folder, start, callbacks, environment, several=several))
         active = [job for job in jobs if job.is_active]
         while active:  # runs that were resumed from an earlier step catch up with the others
             first = min(job.place for job in active)
@@ -169,7 +170,7 @@ class _Job:
 
     @property
     def name(self) -> str:
-        return f"seed {self.run.recipe.seed}" if self.folder is None else self.folder.name
+        return _name(self.run.recipe, self.folder)
 
     @property
     def is_active(self) -> bool:
@@ -177,12 +178,21 @@ class _Job:
 
 
 def _start(
-    state: TrainState, folder: Path | None, start: float, callbacks: Callbacks, environment: dict[str, Any]
+    state: TrainState,
+    folder: Path | None,
+    start: float,
+    callbacks: Callbacks,
+    environment: dict[str, Any],
+    *,
+    several: bool,
 ) -> _Job:
     """Return the job of a run, resumed from its last checkpoint if there is one."""
     task = state.task
     new = Run(task.recipe, environment, task.digest, start, step=0, seconds=0.0)
-    watch = CollapseWatch(task.recipe.steps, task.units, callbacks.note)
+    name = f"{_name(task.recipe, folder)}: " if several else ""
+    watch = CollapseWatch(
+        task.recipe.steps, task.units, lambda said: callbacks.note(f"{name}{said}"), relaxes=task.relaxes
+    )
     if folder is None:
         return _Job(None, state, new, watch)
     run, damaged = resume(state, folder) or (new, ())
@@ -197,6 +207,10 @@ def _start(
     if run.finished:
         export(run, state, folder)  # again, in case a file was lost
     return _Job(folder, state, run if run.finished else replace(run, environment=environment), watch)
+
+
+def _name(recipe: RunRecipe, folder: Path | None) -> str:
+    return f"seed {recipe.seed}" if folder is None else folder.name
 
 
 def _train(

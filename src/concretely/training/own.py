@@ -24,7 +24,17 @@ from ..objective import Objective
 from ..schedule import Schedule, at_step, lr_factor
 from .builder import takes_draw
 from .feed import Inputs
-from .own_loss import BETA, TEMPERATURE, Arrange, Objectives, OwnLoss, OwnMonitor, at_temperatures, has_temperature
+from .own_loss import (
+    BETA,
+    TEMPERATURE,
+    Arrange,
+    Objectives,
+    OwnLoss,
+    OwnMonitor,
+    at_temperatures,
+    draws_relaxed,
+    has_temperature,
+)
 from .own_recipe import OwnRecipe
 from .parallel import ALONE, World
 from .rng import Purpose, generator_of, keys_of, seed_of, torch_generators
@@ -121,6 +131,7 @@ def own_task(
         units=units,
         examines=True,
         compiles=options.compiles,
+        relaxes=draws_relaxed(estimator),
         is_bound=isinstance(model, Model),
     )
 
@@ -158,14 +169,17 @@ def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | No
         if any(value is inspect.Parameter.empty for value in inputs):
             raise TypeError
     except TypeError:
-        got = f"{len(inputs)} input{'s' * (len(inputs) != 1)}"
+        got, todo = (
+            f"{len(inputs)} input{'s' * (len(inputs) != 1)}",
+            "pass inputs=, a function from a batch to the inputs",
+        )
         if isinstance(first, Mapping):
             got = f"a dictionary of {', '.join(map(repr, first))}"
+            todo = f"name its entries like the inputs, or {todo}"
         what = "a model" if isinstance(model, Model) else "a program"
         if not takes_draw(expected):
             must = f"{what} must take draw before its inputs, as in forward(draw, x)"
             raise ValueError(f"{must}, got ({', '.join(expected.parameters)})") from None
-        todo = "pass inputs=, a function from a batch to the inputs"
         raise ValueError(f"{what} of ({', '.join(names)}) must be given as many inputs, got {got}: {todo}") from None
     return arrange
 

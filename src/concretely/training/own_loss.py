@@ -10,7 +10,17 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from ..distribution.variable import DiscreteVariable
-from ..estimator import Estimate, Estimator, Reinforce
+from ..estimator import (
+    NVIL,
+    RLOO,
+    VIMCO,
+    Estimate,
+    Estimator,
+    Exact,
+    Reinforce,
+    StraightThrough,
+    StraightThroughGumbelSoftmax,
+)
 from ..estimator.base import default_objective
 from ..functional.noise import Source
 from ..functional.slice import Slice
@@ -27,6 +37,9 @@ ALIKE = 1e-12
 """Numbers count as the same on all ranks if their variance over ranks is at most this."""
 BETA, TEMPERATURE = "beta", "temperature"
 """The names of controls. The temperature of a node is `temperature/NODE`."""
+
+DISCRETE = (Exact, NVIL, Reinforce, RLOO, StraightThrough, StraightThroughGumbelSoftmax, VIMCO)
+"""Estimators that draw discrete states."""
 
 Arrange = Callable[[Inputs], tuple[Any, ...]]
 """Maps a batch to the inputs of a program."""
@@ -88,6 +101,11 @@ class OwnLoss(MemberLoss):
         if values != self._at[0]:
             self._at = dict(values), at_temperatures(self.estimator, values)  # type: ignore[arg-type]
         return self._at[1]
+
+
+def draws_relaxed(estimator: Estimator) -> bool:
+    """Return whether an estimator may draw relaxed values. One that is not of this library may."""
+    return not isinstance(estimator, DISCRETE)
 
 
 def has_temperature(estimator: Estimator) -> bool:

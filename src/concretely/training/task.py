@@ -96,6 +96,8 @@ class Task:
     """Whether the first step is tried before anything is written, so that its errors are raised early."""
     compiles: bool = False
     """Whether the loss is compiled."""
+    relaxes: bool = True
+    """Whether training draws relaxed values, so that the discrete graph has another loss."""
     is_bound: bool = True
     """Whether an objective far below that before training means that training has diverged."""
 
