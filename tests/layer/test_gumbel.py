@@ -59,6 +59,20 @@ def test_values_and_gradients_are_finite(dtype: torch.dtype, rows: int, tau: flo
         torch.testing.assert_close(value.double().sum(-1), torch.ones(rows).double(), rtol=0, atol=0.02)
 
 
+@DTYPES
+@SIZES
+@pytest.mark.parametrize("tau", [1e-29, 0.1, 1.0, 1e29])
+def test_logits_of_any_size_have_finite_values_and_gradients(dtype: torch.dtype, rows: int, tau: float) -> None:
+    most = torch.finfo(dtype).max
+    logits = torch.tensor([most / 2, 0.0, -most / 2], dtype=dtype).repeat(rows, 1).requires_grad_()
+    for given in (logits, logits - most / 2):
+        for hard in (False, True):
+            value = c.gumbel_softmax(given, tau, hard=hard)
+            (slope,) = torch.autograd.grad(value[..., 0].sum(), logits)
+            assert value.isfinite().all()
+            assert slope.isfinite().all()
+
+
 @SIZES
 @pytest.mark.parametrize("hard", [False, True])
 def test_the_gradient_is_that_of_the_relaxed_value_on_the_same_noise(rows: int, hard: bool) -> None:

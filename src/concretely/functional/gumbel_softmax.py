@@ -61,10 +61,17 @@ def draw(
         own = draw_node(exp_concrete, logits, temperature, sample_shape=(), generator=generator, squashing=squashing)
         return cast(own.value, logits.dtype)
     if not is_float or not is_recorded(logits):
-        noise = gumbel(logits.shape, compute_dtype(logits.dtype), device=logits.device, generator=generator)
-        return cast(push(logits, temperature, noise, hard=hard), logits.dtype)
+        return draw_by_definition(logits, temperature, hard=hard, generator=generator)
     soft = _Soft.apply(logits, temperature, generator)  # type: ignore[no-untyped-call]
     return cast(straight_through(soft) if hard else soft, logits.dtype)
+
+
+def draw_by_definition(
+    logits: Float[Tensor, "*batch n"], temperature: Temperature, *, hard: bool, generator: Source | None
+) -> Float[Tensor, "*batch n"]:
+    """Draw as `draw` does, by operations that give finite values for all finite logits and temperatures."""
+    noise = gumbel(logits.shape, compute_dtype(logits.dtype), device=logits.device, generator=generator)
+    return cast(push(logits, temperature, noise, hard=hard), logits.dtype)
 
 
 def _are_few(logits: Tensor, *, hard: bool) -> bool:

@@ -70,7 +70,8 @@ def gumbel_softmax(
     value = categories.draw(rows, temperature, hard=hard, generator=generator)
     if not value.is_cuda and not is_hidden(value) and not torch.equal(value, value):  # only NaN differs from itself
         explain(rows)
-        return gumbel_softmax(logits, tau, hard, eps, dim, generator=generator)
+        # logits over a tiny temperature overflowed, or the noise was infinite, as once in 2⁵³ draws
+        value = categories.draw_by_definition(rows, temperature, hard=hard, generator=generator)
     return value if is_last else value.movedim(-1, dim)
 
 
