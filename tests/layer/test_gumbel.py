@@ -108,6 +108,18 @@ def test_the_argmax_is_a_draw_of_the_categorical_variable(rows: int, tau: float)
         assert_frequency(int(hits), of=rows * repeats, probability=probability)
 
 
+@SIZES
+@pytest.mark.parametrize("tau", [20.0, 1e6, 1e20, 1e300, torch.tensor(1e8)], ids=str)
+def test_the_temperature_does_not_change_the_category(rows: int, tau: float | Tensor) -> None:
+    logits, repeats = torch.tensor([2.0, 0.0, -1.0, -4.0]).repeat(rows, 1), 50_000 // rows
+    for given in (logits, logits.clone().requires_grad_()):
+        counts = torch.zeros(4, dtype=torch.float64)
+        for seed in range(repeats):
+            counts += c.gumbel_softmax(given, tau, hard=True, generator=seeded(seed)).detach().double().sum(0)
+        for hits, probability in zip(counts.tolist(), logits[0].double().softmax(-1).tolist(), strict=True):
+            assert_frequency(int(hits), of=rows * repeats, probability=probability)
+
+
 def test_a_temperature_for_each_row_is_that_of_the_row() -> None:
     logits, tau = torch.randn(2, 5, 3, dtype=torch.float64), torch.rand(2, 5, dtype=torch.float64) + 0.1
     noise = gumbel(logits.shape, torch.float64)

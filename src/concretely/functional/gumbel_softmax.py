@@ -30,6 +30,8 @@ from .torch_draw import is_sliced, sliced_source, whole_count
 
 FEW, FEW_ON_GPU = 1024, 2**18
 """Up to this number of elements, the time depends on the number of operations, and not on their work."""
+HOT = 16.0
+"""Up to this temperature, the largest entry of a relaxed value is its category. Above, rounding makes ties."""
 
 
 def draw(
@@ -43,7 +45,7 @@ def draw(
 
     A temperature that is a tensor has the axes of the logits, with an axis of length 1 for the categories.
     """
-    is_float = isinstance(temperature, float) and temperature > 0
+    is_float = isinstance(temperature, float) and temperature > 0 and not (hard and temperature > HOT)
     if is_float and not isinstance(generator, Keys | Slice) and _are_few(logits, hard=hard):
         cold = float(1 / temperature)
         noise = few_log_exponential(logits, 1.0 if cold == 1 else -cold, generator)
@@ -116,7 +118,7 @@ def push(
         soft = torch.where(positive, torch.where(possible, node, -math.inf).softmax(-1), state)
     else:
         soft = (total / temperature).softmax(-1) if temperature > 0 else state
-    return straight_through(soft) if hard else soft
+    return state + (soft - soft.detach()) if hard else soft
 
 
 class _Soft(torch.autograd.Function):
