@@ -169,6 +169,17 @@ def test_impossible_categories_are_never_drawn_and_an_impossible_row_is_refused(
         c.gumbel_softmax(logits, 0.5, hard=hard)
 
 
+@SIZES
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("wrong", [[-math.inf] * 3, [0.0, math.inf, 0.0], [0.0, math.nan, 0.0]], ids=str)
+def test_temperature_zero_refuses_what_others_refuse(wrong: list[float], rows: int, hard: bool) -> None:
+    logits = torch.zeros(rows, 3)
+    logits[1] = torch.tensor(wrong)
+    for tau in (0, torch.tensor(0.0), torch.zeros(rows), torch.arange(rows).float(), 1.0):
+        with pytest.raises(ValueError, match=r"logits must .* in row \(1,\)"):
+            c.gumbel_softmax(logits, tau, hard=hard)
+
+
 @pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("change", "sentence"),

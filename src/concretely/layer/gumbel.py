@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from ..distribution.check import LEAST
 from ..functional import gumbel_softmax as categories
 from ..functional import logistic
-from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, is_hidden
+from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, is_finite, is_hidden
 from ..functional.draw import draw_node
 from ..functional.noise import require_source
 from ..functional.squashing import Sigmoid, Threshold
@@ -67,6 +67,8 @@ def gumbel_softmax(
         require_source(generator)
     if not rows.shape[-1]:
         raise ValueError(f"logits must have at least one category, got shape {tuple(logits.shape)}")
+    if not is_plain and not rows.is_cuda and is_finite(rows) is False:  # at temperature 0, no value is NaN
+        explain(rows)
     value = categories.draw(rows, temperature, hard=hard, generator=generator)
     if not value.is_cuda and not is_hidden(value) and not torch.equal(value, value):  # only NaN differs from itself
         explain(rows)
