@@ -141,6 +141,17 @@ def test_a_learned_temperature_has_a_finite_gradient_beside_impossible_categorie
     assert tau.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("tau", [[0.5], [1.0, 0.5, 2.0]], ids=str)
+def test_a_learned_temperature_has_a_finite_gradient_beside_certain_bits(tau: list[float], hard: bool) -> None:
+    logits, learned = torch.tensor([math.inf, -math.inf, 0.0]), torch.tensor(tau, requires_grad=True)
+    value = c.gumbel_sigmoid(logits, learned, hard=hard)
+    assert value[:2].tolist() == [1, 0]
+    (slope,) = torch.autograd.grad(value.sum(), learned)
+    assert slope.isfinite().all()
+    assert slope[-1] != 0
+
+
 @SIZES
 def test_temperature_zero_is_the_discrete_limit_without_a_gradient(rows: int) -> None:
     logits = torch.randn(rows, 4, requires_grad=True)

@@ -153,9 +153,10 @@ def divide(total: Tensor, temperature: Temperature, limit: Callable[[Tensor], Te
     tensor([-1.,  1.])
     """
     if isinstance(temperature, Tensor):
-        positive = temperature > 0
-        # avoid 0 in the denominator, whose gradient would be NaN
-        return torch.where(positive, total / torch.where(positive, temperature, 1), limit(total.detach()))
+        positive, infinite = temperature > 0, total.isinf()
+        # the gradients of a quotient by 0, and of one of infinity, would be NaN
+        quotient = torch.where(infinite, 0, total) / torch.where(positive, temperature, 1)
+        return torch.where(positive & ~infinite, quotient, limit(total.detach()))
     return total.div_(temperature) if temperature > 0 else limit(total.detach())
 
 
