@@ -98,6 +98,38 @@ def test_draws_are_one_hot_and_gradients_finite(backward: Weight, dtype: torch.d
     assert torch.autograd.grad(value[:, 1].sum(), logits)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("backward", ["softmax", "gumbel-softmax", "gumbel-rao", "reinmax"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_impossible_categories_change_nothing_for_the_others(backward: Weight, dtype: torch.dtype) -> None:
+    logits = torch.tensor([0.0, -math.inf, 1.0], dtype=dtype).repeat(1000, 1).requires_grad_()
+    by = torch.tensor([1.0, 2.0, 3.0], dtype=dtype).expand(1000, 3)
+    value = c.straight_through(logits, backward, temperature=0.5)
+    assert (value[:, 1] == 0).all()
+    assert (value.sum(-1) == 1).all()
+    (slope,) = torch.autograd.grad(value, logits, by)
+    assert slope.isfinite().all()
+    assert (slope[:, 1] == 0).all()
+    if backward in ("softmax", "reinmax"):  # the others draw more noise
+        few, state = logits.detach()[:, [0, 2]].requires_grad_(), value.detach()[:, [0, 2]]
+        wanted = surrogate(few, state, backward, temperature=0.5, samples=1)
+        (expected,) = torch.autograd.grad(wanted, few, by[:, [0, 2]])
+        torch.testing.assert_close(slope[:, [0, 2]], expected)
+
+
+@pytest.mark.parametrize("backward", ["softmax", "gumbel-softmax", "gumbel-rao", "reinmax"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("temperature", [1e-29, 0.5, 1e29])
+def test_logits_of_any_size_have_finite_values_and_gradients(
+    backward: Weight, dtype: torch.dtype, temperature: float
+) -> None:
+    most = torch.finfo(dtype).max
+    for row in ([most, 0.0, -most], [-most, -most, -math.inf], [most, most, 0.0]):
+        logits = torch.tensor(row, dtype=dtype).repeat(50, 1).requires_grad_()
+        value = c.straight_through(logits, backward, temperature=temperature)
+        assert (value.sum(-1) == 1).all()
+        assert torch.autograd.grad(value[:, 1].sum(), logits)[0].isfinite().all()
+
+
 @pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("change", "sentence"),

@@ -14,6 +14,8 @@ from .noise import Source, exponential
 
 Weight = Literal["softmax", "gumbel-softmax", "gumbel-rao", "reinmax"]
 """The names of the surrogates."""
+FLOOR = -1e30
+"""A logit that is lower than the largest one by this has probability 0 in every dtype, and can be subtracted."""
 
 
 def surrogate(
@@ -33,6 +35,7 @@ def surrogate(
     logits, state = (cast(tensor, compute_dtype(tensor.dtype)) for tensor in (logits, state))
     if weight == "softmax":
         return logits.softmax(-1)
+    logits = (logits - logits.detach().amax(-1, keepdim=True)).clamp(min=FLOOR)
     if weight == "reinmax":
         middle = ((logits.detach() / temperature).softmax(-1) + state) / 2
         # the softmax of shifted logits has the value `middle` here, and so the derivative J(middle)
