@@ -137,6 +137,7 @@ def test_logits_of_any_size_have_finite_values_and_gradients(
         ({"backward": "reimax"}, "unknown backward 'reimax'; did you mean 'reinmax'?"),
         ({"temperature": 0.0}, "temperature must be a positive number, got 0.0"),
         ({"temperature": math.nan}, "temperature must be a positive number, got nan"),
+        ({"temperature": 1e-40}, "temperature must be at least 1.2e-30, got 1e-40"),
         ({"samples": 0}, "samples must be a positive whole number, got 0"),
         (
             {"backward": 5},

@@ -7,6 +7,7 @@ from typing import get_args
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ..distribution.check import LEAST
 from ..functional.arithmetic import cast, compute_dtype, is_finite
 from ..functional.categorical import push
 from ..functional.noise import gumbel
@@ -53,6 +54,9 @@ def straight_through(
     is_number = isinstance(temperature, Real) and not isinstance(temperature, bool)
     if not is_number or not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be a positive number, got {shown(temperature)}")
+    least = LEAST[compute_dtype(logits.dtype)]
+    if temperature < least:
+        raise ValueError(f"temperature must be at least {least:.2g}, got {shown(temperature)}")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"samples must be a positive whole number, got {shown(samples)}")
     if backward == "gumbel-softmax":
