@@ -7,6 +7,8 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import gumbel_softmax as torch_gumbel_softmax
 
 import concretely as c
@@ -298,3 +300,15 @@ def test_draws_without_data_have_shapes(hard: bool) -> None:
     for draw in (c.gumbel_softmax, c.gumbel_sigmoid):
         value = draw(logits, 0.5, hard=hard)
         assert (value.shape, value.device.type) == (logits.shape, "meta")
+
+
+@pytest.mark.parametrize("name", list(DRAWS))
+@pytest.mark.parametrize("tau", [1.0, 0.5])
+@SIZES
+def test_draws_are_recorded_as_graphs_and_run_on_fake_tensors(name: str, tau: float, rows: int) -> None:
+    draw = DRAWS[name] if name == "straight-through" else partial(DRAWS[name], tau=tau)
+    logits = torch.zeros(rows, 4)
+    graph = make_fx(lambda logits: draw(logits))(logits)
+    assert not torch.equal(graph(logits), graph(logits))
+    with FakeTensorMode():
+        assert draw(torch.zeros(rows, 4)).shape == logits.shape

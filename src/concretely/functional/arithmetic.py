@@ -63,6 +63,16 @@ def is_finite(value: Tensor) -> bool | None:
         return None
 
 
+def has_nan(value: Tensor) -> bool | None:
+    """Return whether any entry is NaN, or None if they cannot be read (see `bool_or_none`)."""
+    if is_hidden(value):
+        return None
+    try:
+        return not torch.equal(value, value)  # only NaN differs from itself
+    except RuntimeError:  # recorded by `make_fx`
+        return None
+
+
 def is_undifferentiated(value: Tensor) -> bool:
     """Return whether nothing differentiates or records operations on a tensor, so that faster ones may replace them."""
     return is_plain((value,)) and not (value.requires_grad and torch.is_grad_enabled())

@@ -134,7 +134,10 @@ def few_log_exponential(
     """
     if not like.is_cuda:
         noise = torch.empty_like(like).exponential_(generator=generator)
-        return noise.log_() if factor == 1 else torch.xlogy(scalar(factor), noise, out=noise)
+        if factor == 1:
+            return noise.log_()
+        # a tensor without data, such as a fake one, takes only numbers
+        return torch.xlogy(scalar(factor) if type(noise) is Tensor else factor, noise, out=noise)
     # torch's float32 noise on a GPU has only 24 bits near 0, where Gumbel noise is largest; its float64 noise has 53
     # bits, and is never 0
     noise = torch.empty_like(like, dtype=torch.float64).exponential_(generator=generator)

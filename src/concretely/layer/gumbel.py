@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from ..distribution.check import LEAST
 from ..functional import gumbel_softmax as categories
 from ..functional import logistic
-from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, is_finite, is_hidden
+from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, has_nan, is_finite
 from ..functional.draw import draw_node
 from ..functional.noise import require_source
 from ..functional.squashing import Sigmoid, Threshold
@@ -70,7 +70,7 @@ def gumbel_softmax(
     if not is_plain and not rows.is_cuda and is_finite(rows) is False:  # at temperature 0, no value is NaN
         explain(rows)
     value = categories.draw(rows, temperature, hard=hard, generator=generator)
-    if not value.is_cuda and not is_hidden(value) and not torch.equal(value, value):  # only NaN differs from itself
+    if not value.is_cuda and has_nan(value):
         explain(rows)
         # logits over a tiny temperature overflowed, or the noise was infinite, as once in 2⁵³ draws
         value = categories.draw_by_definition(rows, temperature, hard=hard, generator=generator)
@@ -104,7 +104,7 @@ def gumbel_sigmoid(
         raise ValueError(
             f"tau must broadcast to the logits' shape {tuple(logits.shape)}, got shape {tuple(temperature.shape)}"
         )
-    if not logits.is_cuda and not is_hidden(logits) and not torch.equal(logits, logits):  # only NaN differs from itself
+    if not logits.is_cuda and has_nan(logits):
         raise ValueError("logits must be numbers, got nan")
     squashing = Threshold() if hard else Sigmoid()
     drawn = draw_node(logistic, logits, temperature, sample_shape=(), generator=generator, squashing=squashing)
