@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, UInt8
-from torch import Size, Tensor
+from torch import Size, Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.functional import linear
 
@@ -237,6 +237,16 @@ def is_transformed() -> bool:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return True
     return torch._C._get_tracing_state() is not None
+
+
+def is_seen(value: Tensor) -> bool:
+    """Return whether anything but autograd must see operations on a tensor: a transform, a mode of torch, a subclass."""
+    if is_transformed() or type(value) not in _PLAIN or forward_ad._current_level >= 0:
+        return True
+    return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
+
+
+_PLAIN = frozenset((Tensor, nn.Parameter))
 
 
 def is_forward_differentiated() -> bool:

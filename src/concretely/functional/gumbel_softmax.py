@@ -16,20 +16,24 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..kernel.operator import is_enabled, is_plain, plain_apply
+from ..kernel.operator import is_enabled, plain_apply
 from ..kernel.tile import fits
 from . import exp_concrete
-from .arithmetic import Temperature, cast, compute_dtype, is_transformed
+from .arithmetic import Temperature, cast, compute_dtype, is_seen, is_transformed
 from .draw import draw_node, is_recorded
 from .key import numbers_of
 from .log_simplex import one_hot_argmax, perturb
 from .noise import Keys, Source, few_log_exponential, gumbel
 from .slice import Slice
 from .squashing import Argmax, Exponential
-from .torch_draw import is_sliced, sliced_source, whole_count
+from .torch_draw import sliced_source, whole_count
 
-FEW, FEW_ON_GPU = 1024, 2**18
-"""Up to this number of elements, the time depends on the number of operations, and not on their work."""
+FEW = 1024
+"""Up to this number of elements on a CPU, the time depends on the number of operations, and not on their work."""
+SMALL = 128.0
+"""Noise that is added to logits of at most this size is rounded by at most 2⁻¹⁷."""
+FEW_DTYPES = frozenset((torch.float32, torch.float64))
+KERNEL_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 HOT = 16.0
 """Up to this temperature, the largest entry of a relaxed value is its category. Above, rounding makes ties."""
 
@@ -46,18 +50,16 @@ def draw(
     A temperature that is a tensor has the axes of the logits, with an axis of length 1 for the categories.
     """
     is_float = isinstance(temperature, float) and temperature > 0 and not (hard and temperature > HOT)
-    if is_float and not isinstance(generator, Keys | Slice) and _are_few(logits, hard=hard):
-        cold = float(1 / temperature)
-        noise = few_log_exponential(logits, 1.0 if cold == 1 else -cold, generator)
-        # torch.add scales the logits and adds the noise in one operation
-        soft = (logits - noise if cold == 1 else torch.add(noise, logits, alpha=cold)).softmax(-1)
-        return straight_through(soft) if hard else soft
-    if is_float and not isinstance(generator, Keys | Slice) and _runs_kernel(logits):
-        sliced = sliced_source(logits.shape) if generator is None else None
-        if sliced is None:
-            value: Tensor = _HARD(logits, temperature, generator)[0] if hard else _SOFT(logits, temperature, generator)
-            return value
-        generator = replace(sliced, source=Keys(torch.tensor([numbers_of(None, logits.device)], device=logits.device)))
+    value = draw_at_once(logits, temperature, hard=hard, generator=generator) if is_float else None
+    if value is not None:
+        return value
+    if is_float and _are_few(logits) and not isinstance(generator, Keys | Slice):
+        few = _soft_of_few(logits, temperature, generator, reads=False)
+        return straight_through(few) if hard else few
+    sliced = sliced_source(logits.shape) if is_float and generator is None else None
+    if sliced is not None and _may_launch(logits):  # ranks draw as one process does
+        key = torch.tensor([numbers_of(None, logits.device)], device=logits.device)
+        generator = replace(sliced, source=Keys(key))
     if logits.is_cuda and is_float and not torch.compiler.is_compiling():
         squashing = Argmax() if hard else Exponential()
         own = draw_node(exp_concrete, logits, temperature, sample_shape=(), generator=generator, squashing=squashing)
@@ -76,23 +78,73 @@ def draw_by_definition(
     return cast(push(logits, temperature, noise, hard=hard), logits.dtype)
 
 
-def _are_few(logits: Tensor, *, hard: bool) -> bool:
-    """Return whether operations on logits run eagerly and in their dtype, and a few are faster than a kernel."""
-    most = FEW if logits.is_cpu else 0 if hard else FEW_ON_GPU  # by a kernel, one-hot draws are always faster
-    if logits.dtype.itemsize < 4 or is_transformed() or logits.numel() > most:
-        return False
-    if whole_count(logits.shape) > most:  # ranks that share a batch draw as one process does
-        return False
-    return logits.is_cpu or (logits.is_cuda and (is_plain((logits,)) or is_sliced()))
+def draw_at_once(
+    logits: Float[Tensor, "*batch n"], temperature: float, *, hard: bool, generator: Source | None = None
+) -> Float[Tensor, "*batch n"] | None:
+    """Draw as `draw` does, or return None if anything but autograd must see the draw or another way is as fast.
+
+    Python takes most of the time of an eager call, so this asks only what it must, and calls few functions.
+    """
+    if is_seen(logits) or not (generator is None or type(generator) is Generator) or (hard and temperature > HOT):
+        return None
+    if logits.is_cuda:
+        if not _may_launch(logits) or not (generator is None or generator.device == logits.device):
+            return None
+        if logits.requires_grad and torch.is_grad_enabled():
+            value: Tensor = _HARD(logits, temperature, generator)[0] if hard else _SOFT(logits, temperature, generator)
+        else:
+            value = _kernel().draw(logits, temperature, numbers_of(generator, logits.device), hard=hard)[0]
+        return value
+    if not logits.is_cpu or logits.dtype not in FEW_DTYPES or not 0 < logits.numel() <= FEW or not logits.dim():
+        return None
+    soft = _soft_of_few(logits, temperature, generator, reads=True)
+    if soft is None:
+        return None
+    return straight_through(soft) if hard else soft
 
 
-def _runs_kernel(logits: Tensor) -> bool:
+def _may_launch(logits: Tensor) -> bool:
     """Return whether the kernel `gumbel_softmax` can draw now. It cannot be captured."""
-    if not is_enabled("gumbel_softmax", logits) or logits.dtype == torch.float64:
+    if not is_enabled("gumbel_softmax", logits) or logits.dtype not in KERNEL_DTYPES:
         return False
-    if not is_recorded(logits) and not (is_sliced() and logits.requires_grad and torch.is_grad_enabled()):
+    shape = logits.shape
+    if not shape or not shape[-1] or not fits(logits.numel(), shape[-1]):
         return False
-    return fits(logits.numel(), logits.shape[-1]) and not torch.cuda.is_current_stream_capturing()
+    return not torch.cuda.is_current_stream_capturing()
+
+
+def _are_few(logits: Tensor) -> bool:
+    """Return whether logits are on a CPU and so few that a draw takes as few operations as possible.
+
+    Ranks that share a batch draw as one process does.
+    """
+    if not logits.is_cpu or logits.dtype not in FEW_DTYPES or is_transformed() or not logits.dim():
+        return False
+    return 0 < logits.numel() and whole_count(logits.shape) <= FEW
+
+
+def _soft_of_few(
+    logits: Float[Tensor, "*batch n"], temperature: float, generator: Source | None, *, reads: bool
+) -> Float[Tensor, "*batch n"] | None:
+    """Draw relaxed values from few logits on a CPU in few operations.
+
+    Without `reads`, no value is read, and the logits are always shifted. Otherwise the result is None if it is NaN.
+    """
+    cold = 1 / temperature
+    noise = few_log_exponential(logits, 1.0 if cold == 1 else -cold, generator)
+    if reads:
+        node = _noisy(logits, noise, cold)
+        low, high = node.detach().aminmax()
+        if low.item() >= -SMALL * cold and high.item() <= SMALL * cold:
+            return node.softmax(-1)
+    # noise would be rounded when it is added to large logits
+    soft = _noisy(logits - logits.detach().amax(-1, keepdim=True), noise, cold).softmax(-1)
+    return soft if not reads or torch.equal(soft, soft) else None  # only NaN differs from itself
+
+
+def _noisy(logits: Tensor, noise: Tensor, cold: float) -> Tensor:
+    """Return logits times a factor plus noise, in one operation. If the factor is 1, the noise has the other sign."""
+    return logits - noise if cold == 1 else torch.add(noise, logits, alpha=cold)
 
 
 def straight_through(soft: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:

@@ -127,21 +127,16 @@ def exponential(
 def few_log_exponential(
     like: Float[Tensor, "..."], factor: float, generator: Generator | None = None
 ) -> Float[Tensor, "..."]:
-    """Draw the logarithm of exponential noise, times a factor, in the shape and dtype of a small tensor.
+    """Draw the logarithm of exponential noise, times a factor, in the shape and dtype of a small tensor on a CPU.
 
-    With a factor of -1, this is Gumbel noise. It takes two or three operations, and is made from 53 bits. On the CPU,
-    it is infinite once in 2⁵³ draws; on a GPU, it is always finite. For many numbers, `gumbel` is several times faster.
+    With a factor of -1, this is Gumbel noise. It takes two operations, is made from 53 bits, and is infinite once in
+    2⁵³ draws. For many numbers, `gumbel` is several times faster.
     """
-    if not like.is_cuda:
-        noise = torch.empty_like(like).exponential_(generator=generator)
-        if factor == 1:
-            return noise.log_()
-        # a tensor without data, such as a fake one, takes only numbers
-        return torch.xlogy(scalar(factor) if type(noise) is Tensor else factor, noise, out=noise)
-    # torch's float32 noise on a GPU has only 24 bits near 0, where Gumbel noise is largest; its float64 noise has 53
-    # bits, and is never 0
-    noise = torch.empty_like(like, dtype=torch.float64).exponential_(generator=generator)
-    return torch.xlogy(factor, noise, out=torch.empty_like(like))  # scaled and rounded in the same pass
+    noise = torch.empty_like(like).exponential_(generator=generator)
+    if factor == 1:
+        return noise.log_()
+    # a tensor without data, such as a fake one, takes only numbers
+    return torch.xlogy(scalar(factor) if type(noise) is Tensor else factor, noise, out=noise)
 
 
 def normal(

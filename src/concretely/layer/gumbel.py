@@ -54,6 +54,11 @@ def gumbel_softmax(
     >>> gate.sum().item(), gate[0, 2].item()
     (1.0, 0.0)
     """
+    is_plain = type(tau) in (float, int) and COLDEST <= tau < math.inf
+    if is_plain and dim == -1:
+        quick = categories.draw_at_once(logits, float(tau), hard=hard, generator=generator)
+        if quick is not None:
+            return quick
     require_floating(logits)
     axes = logits.dim()
     if not isinstance(dim, Integral) or not -axes <= dim < axes:
@@ -61,7 +66,6 @@ def gumbel_softmax(
         raise ValueError(f"dim must be an axis of the logits, got {got}")
     is_last = dim in (-1, axes - 1)
     rows = logits if is_last else logits.movedim(dim, -1)
-    is_plain = type(tau) in (float, int) and COLDEST <= tau < math.inf
     temperature = float(tau) if is_plain else _temperature(tau, logits, dim)
     if generator is not None:
         require_source(generator)
