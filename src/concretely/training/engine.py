@@ -384,14 +384,14 @@ class _Program:
             given = tuple(numbers.tolist() if reads and isinstance(numbers, Tensor) else numbers)
             if reads and self._table.has_bits:
                 mark_bits(own)
-            value: Tensor = function(own, noise(Keys(keys[:, 0], seeds_torch=seeds)), given)
+            value: Tensor = function(own, noise(Keys(keys[:, 0], seeds_torch=seeds, more=self._table.more)), given)
             return value
 
         places = places_of(function)
         own = {name: (self._leaves | self._constants)[name] for name in places.values()}
 
         def of_member(own: State, inputs: Any, keys: Tensor, controls: Tensor) -> Tensor:
-            given = inputs, noise(Keys(keys, seeds_torch=seeds)), tuple(controls)
+            given = inputs, noise(Keys(keys, seeds_torch=seeds, more=self._table.more)), tuple(controls)
             tensors = {place: own[name] for place, name in places.items()}
             loss: Tensor = functional_call(function, tensors, given, tie_weights=False)
             return loss
