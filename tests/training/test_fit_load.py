@@ -133,6 +133,25 @@ def test_a_csv_log_goes_on_after_a_resume(tmp_path: Path) -> None:
     assert [row["valid"] != "" for row in table] == [False, True, False]
 
 
+def test_a_file_that_is_no_log_is_refused_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("name,age\nada,36\n")
+    (tmp_path / "empty.csv").touch()
+    for callback, sentence in (
+        (
+            c.CSVLog(tmp_path / "other.csv"),
+            r"^rows must be added to a log of training, got '.*' without a column 'step': ",
+        ),
+        (c.CSVLog(tmp_path), r"^rows must be written to a file, got the folder "),
+        (c.TensorBoard(tmp_path / "other.csv"), r"^events must be written into a folder, got the file "),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            fitted(build, callbacks=callback, out=tmp_path / "run")
+    assert (tmp_path / "other.csv").read_text() == "name,age\nada,36\n"
+    assert not (tmp_path / "run").exists()
+    fitted(build, callbacks=c.CSVLog(tmp_path / "empty.csv"))
+    assert len((tmp_path / "empty.csv").read_text().splitlines()) == 4
+
+
 def test_a_progress_bar_shows_the_last_row(capsys: pytest.CaptureFixture[str]) -> None:
     fitted(build(), callbacks=c.ProgressBar())
     shown = capsys.readouterr().err
