@@ -35,7 +35,7 @@ from .own_loss import (
     draws_relaxed,
     has_temperature,
 )
-from .own_recipe import OwnRecipe
+from .own_recipe import OwnRecipe, require_schedules
 from .parallel import ALONE, World
 from .rng import Purpose, generator_of, keys_of, seed_of, torch_generators
 from .source import Source
@@ -80,6 +80,7 @@ def own_task(
     arrange = arranged(model, example, options.inputs)
     estimator = _estimator(options, model, arrange(example), seed=recipe.seed)
     controls = _controls(options, model)
+    require_schedules({**controls, "schedule": options.schedule}, recipe.steps)
     what = Objectives(
         device=device,
         arrange=arrange,
