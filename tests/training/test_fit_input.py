@@ -64,6 +64,13 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"temperature": lambda step: 0.29 - 0.01 * step}, "temperature at step 29 must be positive, got "),
     ({"temperature": {"code": lambda step: 29 - step}}, "temperature/code at step 29 must be positive, got 0"),
     ({"beta": lambda step: None}, "beta at step 0 must be a finite number, got None"),
+    ({"valid": bits(width=7)}, "the model must run on a batch of valid, of float32 (2, 7), got mat1 and mat2 shapes"),
+    ({"valid": (bits(), LABELS)}, "the model must run on a batch of valid, of float32 (2, 6) and int64 (2,), got "),
+    (
+        {"valid": [bits(width=7)]},
+        "the model must run on a batch of valid, of float32 (60, 7), got mat1 and mat2 shapes",
+    ),
+    ({"valid": Nothing()}, "valid must have at least one data point, got none"),
     ({"data": 3}, "data must be tensors, a data set, a DataLoader or batches, got int"),
     ({"data": bits()[:0]}, "data must have at least one data point, got a tensor of shape (0, 6)"),
     ({"data": (bits(), bits()[:3])}, "data must have as many data points in every tensor, got 60 and 3"),
@@ -121,7 +128,6 @@ def test_bad_input_gets_a_sentence_and_leaves_nothing(given: dict[str, Any], sen
     [
         ({"data": [bits()[:6], bits()[:0]]}, r"^every batch of data must have a data point, got none in batch 2$"),
         ({"valid": lambda model: None, "every": 1}, r"^valid must return a number, got NoneType$"),
-        ({"valid": Nothing(), "every": 1}, r"^valid must have at least one data point, got none$"),
     ],
 )
 def test_bad_input_that_only_a_step_shows_gets_a_sentence(given: dict[str, Any], sentence: str) -> None:
