@@ -124,3 +124,14 @@ def test_odd_and_empty_shapes() -> None:
     for shape in ((), (0,), (1,), (3, 5), (2, 0, 4)):
         for law in LAWS:
             assert law(shape).shape == shape
+
+
+def test_draws_beyond_the_keys_count_on_from_the_last() -> None:
+    keys = torch.tensor([[7, 3], [7, 4], [7, 5]])
+    known, further = noise.Keys(keys), noise.Keys(keys[:1], more=2)
+    for _ in range(3):
+        assert torch.equal(noise.uniform((5,), generator=further), noise.uniform((5,), generator=known))
+    with pytest.raises(ValueError, match=r"^keys must have one row for each draw, got only 3$"):
+        noise.uniform((5,), generator=further)
+    known, further = noise.Keys(keys), noise.Keys(keys[:1], more=2)
+    assert [further.next().tolist() for _ in range(3)] == [known.next().tolist() for _ in range(3)]

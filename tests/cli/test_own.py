@@ -57,7 +57,9 @@ def test_a_trained_model_leaves_all_files_and_is_loaded(trained: Path) -> None:
     assert {"test_nll", "test_factorised_nll"} <= set(record["metrics"])
     page = (trained / "report.html").read_text()
     assert "own.build(width=5)" in page
-    assert re.search(r"<th scope=\"row\">code</th><td>KL \S+ nats, \d+ active units</td>", page)
+    assert re.search(r"At step \d+ the training objective is −[\d.]+", page)
+    assert re.search(r"Estimated from \d+ samples of the latents, with a mean effective sample size of [\d.]+\.", page)
+    assert re.search(r"<th scope=\"row\">code</th><td>KL \S+ nats, active units: \d</td>", page)
 
 
 def test_a_run_is_evaluated_sampled_studied_and_compared(trained: Path, tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ DATA: list[tuple[Callable[..., object], type[Exception], str]] = [
     (
         lambda f: f(nn.Linear(5, 2), BITS),
         TypeError,
-        'model must be a Model, such as density("200H~784V"), got Linear',
+        'model must be a Model, such as density("200H~784V"), got Linear: take the mean output of `run`, '
+        "as a program has no likelihood",
     ),
     (lambda f: f(DENSITY, torch.zeros(6, 4)), ValueError, "x must have a last axis of 5 bits, got shape (6, 4)"),
     (

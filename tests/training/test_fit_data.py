@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 import concretely as c
@@ -180,8 +180,34 @@ def test_a_loader_that_cannot_be_replayed_is_named_once(name: str, why: str) -> 
 
 
 def test_batches_may_differ_in_size() -> None:
-    run = fitted(build(), [bits()[:7], bits()[7:30], bits()[30:31]], steps=9)
+    run = fitted(build(), [bits()[:7], bits()[7:30], bits()[30:31]])  # of which each is measured once
     assert run.finished
+    assert [row.metrics["constant/code"] for row in run.rows][2] == 0.0
+
+
+class Steps(nn.Module):
+    """A program that draws a node for each column of its input, whatever their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(1, 3)
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        names = [(f"z{place}", x[:, place, None]) for place in range(x.shape[1])]
+        return torch.stack(
+            [draw(name, c.OneHotCategorical(logits=self.score(part)))[:, 0] for name, part in names]
+        ).sum(0)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_batches_may_have_sequences_of_other_lengths(parts: int, tmp_path: Path) -> None:
+    data = [bits()[:9, :width] for width in (3, 6, 2, 1, 4)]
+    straight = fitted(Steps, data, accumulate=parts, out=tmp_path / "straight")
+    assert straight.finished
+    assert {"active/z0", "active/z2"} <= straight.rows[-1].metrics.keys()
+    fitted(Steps, data, accumulate=parts, out=tmp_path / "stopped", callbacks=stopping(8))
+    assert fitted(Steps, data, accumulate=parts, out=tmp_path / "stopped").finished
+    assert_same(saved(tmp_path / "stopped"), saved(tmp_path / "straight"))
 
 
 def test_an_iterator_that_ends_early_is_saved_and_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,22 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"model": build(), "seed": range(2)}, "several seeds or settings need a function that builds the model, got 2 of"),
     ({"model": build(), "arguments": {"width": 3}}, "several seeds or settings need a function that builds the model"),
     ({"seed": []}, "seed must have at least one value, got none"),
+    ({"seed": 1.5}, "seed must be a whole number, or several, got 1.5"),
+    ({"seed": "a"}, "seed must be a whole number, or several, got 'a'"),
+    ({"seed": [0, 1.5]}, "seed must be a whole number, not negative, got 1.5"),
+    ({"lr": torch.ones(2)}, "lr must be a number, or a list of numbers, got tensor([1., 1.])"),
+    ({"schedule": lambda step: None}, "schedule at step 0 must be a finite number, got None"),
+    ({"schedule": lambda step: 1.0 if step < 29 else torch.nan}, "schedule at step 29 must be a f"),
+    ({"temperature": lambda step: 0.29 - 0.01 * step}, "temperature at step 29 must be positive, got "),
+    ({"temperature": {"code": lambda step: 29 - step}}, "temperature/code at step 29 must be positive, got 0"),
+    ({"beta": lambda step: None}, "beta at step 0 must be a finite number, got None"),
+    ({"valid": bits(width=7)}, "the model must run on a batch of valid, of float32 (2, 7), got mat1 and mat2 shapes"),
+    ({"valid": (bits(), LABELS)}, "the model must run on a batch of valid, of float32 (2, 6) and int64 (2,), got "),
+    (
+        {"valid": [bits(width=7)]},
+        "the model must run on a batch of valid, of float32 (60, 7), got mat1 and mat2 shapes",
+    ),
+    ({"valid": Nothing()}, "valid must have at least one data point, got none"),
     ({"data": 3}, "data must be tensors, a data set, a DataLoader or batches, got int"),
     ({"data": bits()[:0]}, "data must have at least one data point, got a tensor of shape (0, 6)"),
     ({"data": (bits(), bits()[:3])}, "data must have as many data points in every tensor, got 60 and 3"),
@@ -74,8 +91,8 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"beta": "0.5"}, "beta must be a number, or a schedule such as Warmup(1000), got '0.5'"),
     ({"inputs": 0}, "inputs must be a function from a batch to the inputs, got 0"),
     ({"checkpoint_seconds": -1.0}, "checkpoint_seconds must be a number that is not negative, got -1.0"),
-    ({"lr": "0.1"}, "lr must be a number, or several, got '0.1'"),
-    ({"lr": [0.1, "0.2"]}, "lr must be a number, or several, got [0.1, '0.2']"),
+    ({"lr": "0.1"}, "lr must be a number, or a list of numbers, got '0.1'"),
+    ({"lr": [0.1, "0.2"]}, "lr must be a number, or a list of numbers, got [0.1, '0.2']"),
     ({"clip": "1"}, "clip must be positive, got '1'"),
     ({"ema": "0.9"}, "ema must be at least 0 and below 1, such as 0.999, got '0.9'"),
     ({"device": "gpu"}, "device must be available to torch, such as 'cpu', got 'gpu'"),
@@ -111,12 +128,16 @@ def test_bad_input_gets_a_sentence_and_leaves_nothing(given: dict[str, Any], sen
     [
         ({"data": [bits()[:6], bits()[:0]]}, r"^every batch of data must have a data point, got none in batch 2$"),
         ({"valid": lambda model: None, "every": 1}, r"^valid must return a number, got NoneType$"),
-        ({"valid": Nothing(), "every": 1}, r"^valid must have at least one data point, got none$"),
     ],
 )
 def test_bad_input_that_only_a_step_shows_gets_a_sentence(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises((ValueError, TypeError), match=sentence):
         fitted(build, **given)
+
+
+def test_seeds_may_be_numbers_of_numpy() -> None:
+    assert fitted(build, seed=np.int64(4), steps=2).seed == 4
+    assert [run.seed for run in fitted(build, seed=np.arange(2), steps=2)] == [0, 1]
 
 
 def test_a_file_is_not_taken_for_a_folder(tmp_path: Path) -> None:
@@ -273,6 +294,14 @@ def test_a_node_that_is_ignored_is_named_once() -> None:
         r"the KL of node 'code' is \S+ nats per unit at step \d+: the model ignores it; try a warm-up of the KL",
         found[0],
     )
+
+
+def test_of_several_runs_the_one_that_ignores_a_node_is_named(tmp_path: Path) -> None:
+    given = {"steps": 120, "lr": 0.05, "estimator": c.RLOO(), "samples": 2, "seed": range(2)}
+    same = bits()[:1].expand(40, -1).clone()
+    assert {sentence.partition(":")[0] for sentence in said(build, same, **given)} == {"seed 0", "seed 1"}
+    found = said(build, same, **given, out=tmp_path)
+    assert {sentence.partition(":")[0] for sentence in found} == {"seed=0", "seed=1"}
 
 
 def test_one_category_for_all_data_is_named_once() -> None:

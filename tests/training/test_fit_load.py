@@ -1,7 +1,10 @@
 """The model of a run comes back by its folder, and callbacks see every row."""
 
 import csv
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from . import own
 from .example import assert_same
 from .own import bits, build, fitted, stopping
 
+PATHS = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
 LABELS = (bits().sum(-1) % 3).long()
 
 
@@ -44,12 +48,9 @@ def test_the_model_of_a_class_without_arguments_is_loaded_by_its_name(tmp_path: 
 
 def test_another_model_is_loaded_into_a_new_one(tmp_path: Path) -> None:
     run = fitted(lambda: build(5), out=tmp_path)
-    sentence = (
-        "the model of this run cannot be built by its name: it has no name by which it can be imported; build it "
-    )
-    with pytest.raises(
-        ValueError, match=f"^{re.escape(sentence)}and call concretely.load\\(folder, model=build\\(\\)\\)$"
-    ):
+    why = "the model of this run cannot be built by its name: it has no name by which it can be imported; "
+    todo = "name its builder as model or --model, such as file.py:build, or call load(folder, model=build())"
+    with pytest.raises(ValueError, match=f"^{re.escape(why + todo)}$"):
         c.load(tmp_path)
     assert_same(dict(c.load(tmp_path, model=build(5)).state_dict()), dict(run.model.state_dict()))
     with pytest.raises(
@@ -58,6 +59,26 @@ def test_another_model_is_loaded_into_a_new_one(tmp_path: Path) -> None:
         c.load(tmp_path, model=build(6))
     with pytest.raises(ValueError, match=r"^model must be that of the run, got one with another parameter"):
         c.load(tmp_path, model=own.Gate())
+
+
+def test_the_model_of_a_script_is_loaded_by_the_name_that_its_function_has_elsewhere(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+from tests.training.own import build as make, fitted
+
+def build(width=5):
+    return make(width)
+
+if __name__ == "__main__":
+    fitted(build, steps=5, arguments={{"width": 4}}, out={str(tmp_path / "run")!r})
+""")
+    subprocess.run([sys.executable, script], check=True, cwd=Path.cwd(), env=os.environ | {"PYTHONPATH": PATHS})
+    with pytest.raises(
+        ValueError, match=r"by its name: 'build' is of the script that trained it, and not in this one;"
+    ):
+        c.load(tmp_path / "run")
+    model = c.load(tmp_path / "run", model=f"{script}:build")
+    assert_same(dict(model.state_dict()), own.exported(tmp_path / "run"))
 
 
 def test_a_program_that_is_a_function_is_loaded_as_one(tmp_path: Path) -> None:
@@ -110,6 +131,25 @@ def test_a_csv_log_goes_on_after_a_resume(tmp_path: Path) -> None:
     assert [int(row["step"]) for row in table] == [10, 20, 30]
     assert [float(row["kl/code"]) for row in table] == [row.metrics["kl/code"] for row in run.rows]
     assert [row["valid"] != "" for row in table] == [False, True, False]
+
+
+def test_a_file_that_is_no_log_is_refused_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("name,age\nada,36\n")
+    (tmp_path / "empty.csv").touch()
+    for callback, sentence in (
+        (
+            c.CSVLog(tmp_path / "other.csv"),
+            r"^rows must be added to a log of training, got '.*' without a column 'step': ",
+        ),
+        (c.CSVLog(tmp_path), r"^rows must be written to a file, got the folder "),
+        (c.TensorBoard(tmp_path / "other.csv"), r"^events must be written into a folder, got the file "),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            fitted(build, callbacks=callback, out=tmp_path / "run")
+    assert (tmp_path / "other.csv").read_text() == "name,age\nada,36\n"
+    assert not (tmp_path / "run").exists()
+    fitted(build, callbacks=c.CSVLog(tmp_path / "empty.csv"))
+    assert len((tmp_path / "empty.csv").read_text().splitlines()) == 4
 
 
 def test_a_progress_bar_shows_the_last_row(capsys: pytest.CaptureFixture[str]) -> None:

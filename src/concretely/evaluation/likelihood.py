@@ -292,7 +292,9 @@ def _tensors(data: Sequence[Any]) -> Data:
 
 def _require_data(model: Model, data: Data) -> None:
     if not isinstance(model, Model):
-        raise TypeError(f'model must be a Model, such as density("200H~784V"), got {type(model).__name__}')
+        todo = "take the mean output of `run`, as a program has no likelihood"
+        must = 'model must be a Model, such as density("200H~784V")'
+        raise TypeError(f"{must}, got {type(model).__name__}: {todo}")
     if not data:
         raise ValueError("data must be one or more tensors, the inputs of the model, got none")
     for tensor in data:

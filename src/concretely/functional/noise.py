@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Generator, Tensor
+from torch.nn.functional import pad
 from torch.types import Device
 
 from ..kernel.library import batched
@@ -28,15 +29,16 @@ from .torch_draw import sliced_draws, sliced_source, whole_count
 class Keys:
     """A counter-based source of noise: each draw uses one key, and equal keys give equal noise.
 
-    The keys are on the device of the noise, so that a CUDA graph can be replayed with new keys.
+    The keys are on the device of the noise, so that a CUDA graph can be replayed with new keys. Up to `more` draws
+    beyond them count on from the last key.
 
     >>> keys = torch.tensor([[0, 1], [0, 2]])
     >>> torch.equal(logistic((3,), generator=Keys(keys)), logistic((3,), generator=Keys(keys)))
     True
     """
 
-    def __init__(self, keys: Int64[Tensor, "draws 2"], *, seeds_torch: bool = True) -> None:
-        self._keys = keys
+    def __init__(self, keys: Int64[Tensor, "draws 2"], *, seeds_torch: bool = True, more: int = 0) -> None:
+        self._keys, self._more = keys, more if keys.shape[0] else 0
         self._numbers: list[list[int]] | None = None
         self.used = 0
         self.seeds_torch = seeds_torch
@@ -45,14 +47,19 @@ class Keys:
 
     def next(self) -> Int64[Tensor, "1 2"]:
         """Return the key of the next draw."""
-        place = self._advance()
+        place, last = self._advance(), self._keys.shape[0] - 1
+        if place > last:
+            return self._keys[last:] + pad(self._keys.new_full((1, 1), place - last), (1, 0))
         return self._keys[place : place + 1]
 
     def next_numbers(self) -> list[int]:
         """Return the key of the next draw as two numbers, if `are_numbers`."""
         if self._numbers is None:
             self._numbers = self._keys.tolist()
-        return self._numbers[self._advance()]
+        place, last = self._advance(), len(self._numbers) - 1
+        if place > last:
+            return [self._numbers[last][0], self._numbers[last][1] + place - last]
+        return self._numbers[place]
 
     @property
     def are_numbers(self) -> bool:
@@ -60,7 +67,7 @@ class Keys:
         return self._keys.is_cpu and is_plain((self._keys,))
 
     def _advance(self) -> int:
-        if self.used == self._keys.shape[0]:
+        if self.used >= self._keys.shape[0] + self._more:
             raise ValueError(f"keys must have one row for each draw, got only {self.used}")
         self.used += 1
         return self.used - 1

@@ -56,7 +56,7 @@ class Image(NamedTuple):
 def write_report(folder: Path, run: Run, record: Mapping[str, Any], pictures: Mapping[str, Picture]) -> Path:
     """Write the pictures and the page of a run into its folder, and return the path of the page."""
     images = {name: embed_figure(CAPTIONS[name], draw_picture(picture)) for name, picture in pictures.items()}
-    curve = curve_image([asdict(row) for row in run.rows])
+    curve = curve_image([asdict(row) for row in run.rows], is_bound=not isinstance(run.recipe, OwnRecipe))
     for name, image in {**images, "curve": curve}.items():
         with atomic_write(folder / f"{name}.png") as file:
             file.write_bytes(image.content)
@@ -71,22 +71,22 @@ def embed_figure(caption: str, figure: Figure, kind: Literal["png", "svg"] = "pn
     return Image(caption, KINDS[kind], render_figure(figure, kind), round(width), round(height))
 
 
-def curve_image(rows: Sequence[Row]) -> Image:
-    """Render the training curve, with a caption that gives its last values."""
-    last = rows[-1] if rows else {}
-    ends = (("training bound", last.get("bound")), ("discrete bound", last.get("discrete")))
-    texts = [f"the {name} is {format_value(value, None)} nats" for name, value in ends if value is not None]
-    caption = f"At step {last['step']:,} " + " and ".join(texts) + "." if texts else "The bound against steps."
-    return embed_figure(caption, draw_curve(rows))
+def curve_image(rows: Sequence[Row], *, is_bound: bool = True) -> Image:
+    """Render the training curve, with a caption that gives its last values (see `draw_curve`)."""
+    last, (name, unit) = rows[-1] if rows else {}, ("bound", " nats") if is_bound else ("objective", "")
+    ends = ((f"training {name}", last.get("bound")), (f"discrete {name}", last.get("discrete")))
+    texts = [f"the {name} is {format_value(value, None)}{unit}" for name, value in ends if value is not None]
+    caption = f"At step {last['step']:,} " + " and ".join(texts) + "." if texts else f"The {name} against steps."
+    return embed_figure(caption, draw_curve(rows, is_bound=is_bound))
 
 
 def node_table(metrics: Mapping[str, float]) -> dict[str, str]:
     """Return the metrics of every node in a row of a curve, as text.
 
     >>> node_table({"kl/code": 1.234, "active/code": 3.0, "log_likelihood/x": -20.0, "gradient_norm": 2.0})
-    {'code': 'KL 1.23 nats, 3 active units', 'x': 'log-likelihood −20 nats'}
+    {'code': 'KL 1.23 nats, active units: 3', 'x': 'log-likelihood −20 nats'}
     """
-    words = {"kl": "KL {} nats", "active": "{} active units", "log_likelihood": "log-likelihood {} nats"}
+    words = {"kl": "KL {} nats", "active": "active units: {}", "log_likelihood": "log-likelihood {} nats"}
     texts = dict[str, list[str]]()
     for name, value in metrics.items():
         kind, _, node = name.partition("/")
@@ -171,7 +171,9 @@ def _metric(name: str, metric: Mapping[str, Any]) -> dict[str, Any]:
     if "samples" in metric:
         some = f" for {metric['full_points']:,} of {metric['points']:,} data points" if is_corrected(metric) else ""
         samples = f"{metric['samples']:,} sample{'s' * (metric['samples'] != 1)} of the latents{some}"
-        meaning += [f"Estimated from {samples}.", explain_loose(metric.get("effective_sample_size"))]
+        size = metric.get("effective_sample_size")
+        effective = "" if size is None else f", with a mean effective sample size of {size:.3g}"
+        meaning += [f"Estimated from {samples}{effective}.", explain_loose(metric.get("effective_sample_size"))]
     title = metric.get("title", " ".join(word.upper() if word == "nll" else word for word in words))
     about = {"text": format_metric(metric), "meaning": " ".join(filter(None, meaning))}
     return {"name": title, "value": metric.get("value"), **about}

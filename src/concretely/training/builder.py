@@ -118,6 +118,8 @@ def imported(name: str) -> Build:
     module = _module_of(place, name)
     target: Any = module
     for part in attribute.split("."):
+        if not hasattr(target, part) and place == "__main__":
+            raise ValueError(f"{part!r} is of the script that trained it, and not in this one")
         if not hasattr(target, part):
             raise ValueError(f"unknown name {part!r} in {place}{did_you_mean(part, dir(target))}")
         target = getattr(target, part)

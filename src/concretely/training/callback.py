@@ -95,6 +95,8 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ImportError(f"tensorboard is not installed: {install_command('tensorboard')}") from None
+        if Path(self.folder).is_file():
+            raise ValueError(f"events must be written into a folder, got the file {str(self.folder)!r}")
         if Path(self.folder).is_symlink():
             where = f"got a link {str(self.folder)!r}: remove it"
             raise ValueError(f"events must be written into the folder of the run, {where}")
@@ -128,6 +130,7 @@ class CSVLog:
     def _opened(self) -> Iterator[Callbacks]:
         path, names = Path(self.path), list[str]()
         path.parent.mkdir(parents=True, exist_ok=True)
+        _require_log(path)
 
         def row(new: Row) -> None:
             values = new.values
@@ -143,6 +146,19 @@ class CSVLog:
                 table.writerow(values)
 
         yield Callbacks(row=row)
+
+
+def _require_log(path: Path) -> None:
+    """Raise unless rows can be added to a file: it is new, empty, or has the column of steps."""
+    if path.is_dir():
+        raise ValueError(f"rows must be written to a file, got the folder {str(path)!r}")
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", newline="", errors="replace") as file:
+        names = next(csv.reader(file), ["step"])
+    if "step" not in names:
+        todo = "choose another name"
+        raise ValueError(f"rows must be added to a log of training, got {str(path)!r} without a column 'step': {todo}")
 
 
 def _rows_before(path: Path, step: int) -> list[dict[str, str]]:

@@ -266,7 +266,7 @@ class _Program:
 
     def _step(self, *, gap: bool = False) -> None:
         """Take the step of the selected line without synchronizing with the host."""
-        loss, gradients, inputs = self._differentiated()
+        loss, gradients, inputs, last = self._differentiated()
         with torch.no_grad():
             self._keep_buffers()
             if self._ranks is not None:
@@ -275,7 +275,7 @@ class _Program:
             needs_norm = self._task.clip or self._sharding is not None or (gap and self._metrics is not None)
             norm = self._norm(gradients) if needs_norm else None
             if gap:
-                self._measure(inputs, loss, norm)
+                self._measure(inputs, last, norm)
             if norm is None:
                 seen = [gradient for name, gradient in gradients.items() if name in self._task.watched]
                 watched = [gradient for gradient in seen if not isinstance(gradient, DeferredGradient)]
@@ -291,9 +291,9 @@ class _Program:
             for layer in self._layers:
                 layer.advance()
 
-    def _differentiated(self) -> tuple[Tensor, dict[str, Tensor], Inputs]:
-        """Return the loss and its gradients, averaged over the parts of a step, and the inputs of the last part."""
-        parts, total, gradients, inputs = self._task.parts, self._ones, dict[str, Tensor](), None
+    def _differentiated(self) -> tuple[Tensor, dict[str, Tensor], Inputs, Tensor]:
+        """Return the loss and its gradients, averaged over the parts of a step; inputs and loss of the last part."""
+        parts, total, gradients, inputs, loss = self._task.parts, self._ones, dict[str, Tensor](), None, self._ones
         for part in range(parts):
             inputs = self._table.batch(part)
             with self._computing(inputs):
@@ -305,7 +305,7 @@ class _Program:
                 if slope is not None:
                     own = self._by_member(slope)
                     gradients[name] = gradients[name] + own if name in gradients else own
-        return total, gradients, inputs
+        return total, gradients, inputs, loss
 
     def _trained(self, inputs: Inputs, part: int) -> Tensor:
         """Return the loss to differentiate. On a CPU, a second run names observed logits if it is not finite."""
@@ -349,14 +349,14 @@ class _Program:
                 module._buffers[name] = own
 
     def _measure(self, inputs: Inputs, loss: Tensor, norm: Tensor | None) -> None:
-        """Measure the discrete graph on a batch, and add the gap and the metrics to the sums of the row."""
+        """Measure the discrete graph on a batch with a loss, and add the gap and the metrics to the sums of the row."""
         assert self._monitor is not None
         gathered = nullcontext() if self._sharding is None else self._sharding.gathered()
         with gathered, self._computing(inputs):
-            measured = self._by_member(self._losses(self._monitor, inputs, Purpose.GAP))
+            measured = self._by_member(self._losses(self._monitor, inputs, Purpose.GAP)).reshape(len(loss), -1)
+        measured[:, 0] = measured[:, 0] - loss if self._task.relaxes else 0 * loss
         measured = measured if self._ranks is None else self._ranks.world.mean(measured)
-        excess = (measured if measured.dim() == 1 else measured[:, 0]) - loss if self._task.relaxes else 0 * loss
-        self._log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
+        self._log.sums[:, 2:] += torch.stack([measured[:, 0], self._ones], -1)
         if self._metrics is not None and norm is not None:
             self._metrics += torch.cat([norm.unsqueeze(-1), measured[:, 1:], self._ones.unsqueeze(-1)], -1)
 
@@ -384,14 +384,14 @@ class _Program:
             given = tuple(numbers.tolist() if reads and isinstance(numbers, Tensor) else numbers)
             if reads and self._table.has_bits:
                 mark_bits(own)
-            value: Tensor = function(own, noise(Keys(keys[:, 0], seeds_torch=seeds)), given)
+            value: Tensor = function(own, noise(Keys(keys[:, 0], seeds_torch=seeds, more=self._table.more)), given)
             return value
 
         places = places_of(function)
         own = {name: (self._leaves | self._constants)[name] for name in places.values()}
 
         def of_member(own: State, inputs: Any, keys: Tensor, controls: Tensor) -> Tensor:
-            given = inputs, noise(Keys(keys, seeds_torch=seeds)), tuple(controls)
+            given = inputs, noise(Keys(keys, seeds_torch=seeds, more=self._table.more)), tuple(controls)
             tensors = {place: own[name] for place, name in places.items()}
             loss: Tensor = functional_call(function, tensors, given, tie_weights=False)
             return loss

@@ -276,6 +276,8 @@ class StepTable:
         task, device, members = runs[0].task, runs[0].device, len(runs)
         if draws > DRAWS:
             raise ValueError(f"a step must have at most {DRAWS:,} random draws, got {draws:,}")
+        self.more = DRAWS - max(draws, monitor_draws or 0)
+        """The number of draws that a batch may take beyond those of the first batch."""
         self._points = task.feed.shared([run.task.feed for run in runs], device)
         self._parts = {
             "index": (members, task.feed.rows),

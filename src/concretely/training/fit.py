@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import product
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from .group import starts_group
 from .interrupt import stop_requested
 from .loop import DivergedError, train_states
 from .own import MakeEstimator, Options, Scheduled, own_task
-from .own_recipe import OwnRecipe, describe, require_options, require_possible
+from .own_recipe import OwnRecipe, describe, require_options, require_possible, seeds_of
 from .own_resolve import remove_runs
 from .parallel import World, join
 from .source import Source, as_source
@@ -316,8 +317,8 @@ class _Settings:
     ) -> None:
         given = dict(arguments or {})
         lists = {name: value for name, value in given.items() if isinstance(value, list | tuple | range)}
-        self.is_one = isinstance(seed, int) and not isinstance(lr, Sequence) and not lists
-        self._seeds = [seed] if isinstance(seed, int) else list(seed)
+        self.is_one = isinstance(seed, Integral) and not isinstance(lr, Sequence) and not lists
+        self._seeds = seeds_of(seed)
         self._lrs = list(lr) if isinstance(lr, Sequence) else [lr]
         self.arguments = [given | dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
         for name, values in (("seed", self._seeds), ("lr", self._lrs), *lists.items()):

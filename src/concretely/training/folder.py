@@ -121,7 +121,7 @@ def restored(
         name = model if isinstance(model, str) else None
         if recipe.model and (model is None or name is not None):
             require_named(Path(folder), recipe, name)
-        named = replace(recipe, model=name) if name is not None and not recipe.model else recipe
+        named = recipe if name is None else replace(recipe, model=name)
         own = own_model(named, model if name is None else None)
         _load_parameters(own, last.tensors)
     elif model is not None:

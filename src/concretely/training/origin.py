@@ -17,6 +17,8 @@ from tempfile import TemporaryDirectory
 from ..file import read_bytes, write_text
 from .own_recipe import OwnRecipe
 
+SCRIPT = "__main__:"
+"""The start of the names of functions in a script or a notebook."""
 FILE = ".origin"
 """The file of a signature in the folder of its run."""
 SIZE = 32
@@ -30,8 +32,11 @@ def sign_run(folder: Path, recipe: OwnRecipe) -> None:
 
 
 def require_named(folder: Path, recipe: OwnRecipe, name: str | None) -> None:
-    """Raise an error unless a run was trained here, or its function was named by the caller."""
-    if name is not None and name != recipe.model:
+    """Raise an error unless a run was trained here, or its function was named by the caller.
+
+    The function of a script has another name where the script is imported, so that the caller may give any.
+    """
+    if name is not None and name != recipe.model and not recipe.model.startswith(SCRIPT):
         raise ValueError(f"model must be {recipe.model!r}, which builds the model of this run, got {name!r}")
     if name is None and not _is_signed(folder, recipe):
         todo = f"to allow that, pass {recipe.model!r} as model to load, as --model, or as first argument to train"

@@ -1,7 +1,8 @@
 """The tasks of a user's own models: a module, its data, and the settings of `fit`."""
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ from .own_loss import (
     draws_relaxed,
     has_temperature,
 )
-from .own_recipe import OwnRecipe
+from .own_recipe import OwnRecipe, require_schedules
 from .parallel import ALONE, World
 from .rng import Purpose, generator_of, keys_of, seed_of, torch_generators
 from .source import Source
@@ -80,6 +81,7 @@ def own_task(
     arrange = arranged(model, example, options.inputs)
     estimator = _estimator(options, model, arrange(example), seed=recipe.seed)
     controls = _controls(options, model)
+    require_schedules({**controls, "schedule": options.schedule}, recipe.steps)
     what = Objectives(
         device=device,
         arrange=arrange,
@@ -95,7 +97,10 @@ def own_task(
     keys = Keys(keys_of(recipe.seed, Purpose.GAP, 0, device=device), seeds_torch=False)
     with torch_generators(device):
         torch.manual_seed(seed_of(recipe.seed, Purpose.TORCH))
-        units = _examined(monitor, example, keys, values)
+        with _running_on("the data", example):
+            units = monitor.examine(example, keys, values)
+        if isinstance(options.valid, Source) and recipe.validate:
+            _try_validation(model, options.valid, arrange)
     names = {name for name, parameter in loss.named_parameters() if parameter.requires_grad}
     by_torch = not isinstance(options.optimizer, str)
     own = dict(loss.named_parameters())
@@ -136,15 +141,26 @@ def own_task(
     )
 
 
-def _examined(monitor: OwnMonitor, example: Inputs, keys: Keys, values: tuple[float, ...]) -> dict[str, int]:
-    """Run the model on a batch for the first time, and return the number of units of every latent node."""
+@contextmanager
+def _running_on(data: str, batch: Inputs) -> Iterator[None]:
+    """Name the data, and the shapes of a batch of them, in errors of a model that runs on it for the first time."""
     try:
-        return monitor.examine(example, keys, values)
+        yield
     except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
-        leaves = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
+        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         shapes = " and ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves)
         why = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"the model must run on a batch of the data, of {shapes or 'no tensor'}, got {why}") from error
+        raise ValueError(f"the model must run on a batch of {data}, of {shapes or 'no tensor'}, got {why}") from error
+
+
+def _try_validation(model: nn.Module, valid: Source, arrange: Arrange) -> None:
+    """Score two points, or the first batch, of validation data, so that data that do not fit cost no work."""
+    with closing(valid.parts(2)) as parts:
+        part = next(parts, None)
+    if part is None:
+        raise ValueError("valid must have at least one data point, got none")
+    with _running_on("valid", part):
+        scored(model, arrange(part), samples=1, generator=torch.Generator(valid.device).manual_seed(0))
 
 
 def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | None) -> Arrange:

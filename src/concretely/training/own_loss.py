@@ -140,10 +140,10 @@ class OwnMonitor(MemberLoss):
         self.names: tuple[str, ...] = ()
 
     def forward(self, inputs: Inputs, keys: Source, controls: Controls) -> Tensor:
-        """Return the loss, followed by the metrics in the order of `names`."""
+        """Return the loss, followed by the metrics in the order of `names`: 0 for those of nodes not in this batch."""
         result, metrics = self._measured(inputs, keys, controls)
         loss = _wide(result.loss)
-        return torch.stack([loss, *(metrics[name].to(loss.dtype) for name in self.names)])
+        return torch.stack([loss, *(metrics.get(name, torch.zeros_like(loss)).to(loss.dtype) for name in self.names)])
 
     def examine(self, inputs: Inputs, keys: Source, controls: Controls) -> dict[str, int]:
         """Find the names of all metrics, and return the number of units of every latent node."""
@@ -184,7 +184,7 @@ def _use(trace: Trace, name: str, source: Source) -> dict[str, Tensor]:
     variance = _variance(by_point.flatten(0, len(rows.batch_shape) - 1), ranks)
     spread = variance.flatten(variance.dim() - event).sum(-1) if event else variance
     metrics["active"] = (spread > ACTIVE).sum()
-    if isinstance(outcome.distribution, DiscreteVariable) and rows.folded.numel() > 1:
+    if isinstance(outcome.distribution, DiscreteVariable):  # in a single row, nothing differs
         alike, drawn_alike = (_is_same_in_all(x, len(rows.folded), event, ranks) for x in (mean, outcome.seen))
         metrics["constant"] = (drawn_alike & ~alike).float().mean()
     return metrics

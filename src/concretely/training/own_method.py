@@ -48,7 +48,7 @@ def own_model(recipe: OwnRecipe, model: Any = None) -> nn.Module:
             raise ValueError("it has no name by which it can be imported")
         return built(imported(recipe.model), recipe.arguments, seed=recipe.seed)
     except (ValueError, TypeError, AttributeError) as error:
-        todo = "build it and call concretely.load(folder, model=build())"
+        todo = "name its builder as model or --model, such as file.py:build, or call load(folder, model=build())"
         raise ValueError(f"the model of this run cannot be built by its name: {error}; {todo}") from None
 
 

@@ -3,12 +3,12 @@
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, SupportsFloat, runtime_checkable
 
 from ..spelling import did_you_mean, number
 from .recipe import LR_SCHEDULES, OPTIMIZERS
@@ -155,12 +155,34 @@ def require_options(optimizer: Any, schedule: Any, lr: Any, beta: Any, inputs: A
             raise ValueError(f"unknown {name} {value!r}{did_you_mean(value, names)}")
     _require(isinstance(schedule, str) or callable(schedule), "schedule", "be a name or a function", schedule)
     rates = lr if isinstance(lr, Sequence) and not isinstance(lr, str) else [lr]
-    _require(not any(isinstance(rate, str) for rate in rates), "lr", "be a number, or several", lr)
+    _require(all(rate is None or _is_number(rate) for rate in rates), "lr", "be a number, or a list of numbers", lr)
     must = "be a number, or a schedule such as Warmup(1000)"
     _require(beta is None or _is_real(beta) or callable(beta), "beta", must, beta)
     _require(inputs is None or callable(inputs), "inputs", "be a function from a batch to the inputs", inputs)
     holds = _is_real(checkpoint_seconds) and checkpoint_seconds >= 0
     _require(holds, "checkpoint_seconds", "be a number that is not negative", checkpoint_seconds)
+
+
+def seeds_of(seed: Any) -> list[Any]:
+    """Return one or several seeds as a list. Whole numbers may be those of numpy."""
+    given = [seed] if isinstance(seed, Integral) else seed
+    _require(isinstance(given, Iterable) and not isinstance(given, str), "seed", "be a whole number, or several", seed)
+    return [int(one) if isinstance(one, Integral) and not isinstance(one, bool) else one for one in given]
+
+
+def require_schedules(schedules: Mapping[str, Any], steps: int) -> None:
+    """Raise an error in one sentence if a schedule has no possible value at the first or the last of some steps."""
+    for name, schedule in schedules.items():
+        for step in (0, steps - 1) if callable(schedule) else ():
+            value, is_temperature = schedule(step), name.startswith("temperature")
+            holds = _is_number(value) and math.isfinite(value) and (value > 0 or not is_temperature)
+            must = "be positive" if is_temperature else "be a finite number"
+            _require(holds, f"{name} at step {step:,}", must, value)
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is one number, which may be that of numpy or torch."""
+    return isinstance(value, SupportsFloat) and getattr(value, "shape", ()) == ()
 
 
 def _is_real(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """The data of a user as the feed of a run: tensors, data sets of torch, loaders, iterables, and sets of bits."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ class Source:
             digest.update(leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
-    def parts(self, rows: int) -> Iterator[Inputs]:
+    def parts(self, rows: int) -> Generator[Inputs, None, None]:
         """Yield all data once, in order, on the device, in parts of at most `rows` points."""
         if self.batches is not None:
             with seeded_everything(0):
