@@ -122,6 +122,17 @@ def test_the_temperature_does_not_change_the_category(rows: int, tau: float | Te
             assert_frequency(int(hits), of=rows * repeats, probability=probability)
 
 
+@SIZES
+@pytest.mark.parametrize("tau", [0.5, 1.0])
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_constant_in_all_logits_of_a_row_does_not_change_the_draw(rows: int, tau: float, hard: bool) -> None:
+    logits = torch.arange(4.0).expand(rows, 4)
+    drawn, beside = (
+        c.gumbel_softmax(logits + constant, tau, hard, generator=seeded()) for constant in (0.0, -(2.0**22))
+    )
+    torch.testing.assert_close(beside, drawn, rtol=1e-4, atol=1e-6)
+
+
 def test_a_temperature_for_each_row_is_that_of_the_row() -> None:
     logits, tau = torch.randn(2, 5, 3, dtype=torch.float64), torch.rand(2, 5, dtype=torch.float64) + 0.1
     noise = gumbel(logits.shape, torch.float64)

@@ -240,7 +240,7 @@ def is_transformed() -> bool:
 
 
 def is_seen(value: Tensor) -> bool:
-    """Return whether anything but autograd must see operations on a tensor: a transform, a mode of torch, a subclass."""
+    """Return whether anything but autograd must see operations on a tensor: a transform, a mode or a subclass."""
     if is_transformed() or type(value) not in _PLAIN or forward_ad._current_level >= 0:
         return True
     return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())

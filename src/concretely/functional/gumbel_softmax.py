@@ -24,7 +24,6 @@ from .draw import draw_node, is_recorded
 from .key import numbers_of
 from .log_simplex import one_hot_argmax, perturb
 from .noise import Keys, Source, few_log_exponential, gumbel
-from .slice import Slice
 from .squashing import Argmax, Exponential
 from .torch_draw import sliced_source, whole_count
 
@@ -33,7 +32,9 @@ FEW = 1024
 SMALL = 128.0
 """Noise that is added to logits of at most this size is rounded by at most 2⁻¹⁷."""
 FEW_DTYPES = frozenset((torch.float32, torch.float64))
+"""The dtypes in which noise is added to few logits without another conversion."""
 KERNEL_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
+"""The dtypes of the kernel."""
 HOT = 16.0
 """Up to this temperature, the largest entry of a relaxed value is its category. Above, rounding makes ties."""
 
@@ -49,25 +50,10 @@ def draw(
 
     A temperature that is a tensor has the axes of the logits, with an axis of length 1 for the categories.
     """
-    is_float = isinstance(temperature, float) and temperature > 0 and not (hard and temperature > HOT)
-    value = draw_at_once(logits, temperature, hard=hard, generator=generator) if is_float else None
-    if value is not None:
-        return value
-    if is_float and _are_few(logits) and not isinstance(generator, Keys | Slice):
-        few = _soft_of_few(logits, temperature, generator, reads=False)
-        return straight_through(few) if hard else few
-    sliced = sliced_source(logits.shape) if is_float and generator is None else None
-    if sliced is not None and _may_launch(logits):  # ranks draw as one process does
-        key = torch.tensor([numbers_of(None, logits.device)], device=logits.device)
-        generator = replace(sliced, source=Keys(key))
-    if logits.is_cuda and is_float and not torch.compiler.is_compiling():
-        squashing = Argmax() if hard else Exponential()
-        own = draw_node(exp_concrete, logits, temperature, sample_shape=(), generator=generator, squashing=squashing)
-        return cast(own.value, logits.dtype)
-    if not is_float or not is_recorded(logits):
-        return draw_by_definition(logits, temperature, hard=hard, generator=generator)
-    soft = _Soft.apply(logits, temperature, generator)  # type: ignore[no-untyped-call]
-    return cast(straight_through(soft) if hard else soft, logits.dtype)
+    if isinstance(temperature, float) and temperature > 0 and not (hard and temperature > HOT):
+        value = draw_at_once(logits, temperature, hard=hard, generator=generator)
+        return _draw_seen(logits, temperature, hard=hard, generator=generator) if value is None else value
+    return draw_by_definition(logits, temperature, hard=hard, generator=generator)
 
 
 def draw_by_definition(
@@ -81,9 +67,10 @@ def draw_by_definition(
 def draw_at_once(
     logits: Float[Tensor, "*batch n"], temperature: float, *, hard: bool, generator: Source | None = None
 ) -> Float[Tensor, "*batch n"] | None:
-    """Draw as `draw` does, or return None if anything but autograd must see the draw or another way is as fast.
+    """Draw as `draw` does at a positive temperature, or return None if this is not the way for these arguments.
 
-    Python takes most of the time of an eager call, so this asks only what it must, and calls few functions.
+    Python takes most of the time of an eager call, so this asks only what it must, and calls few functions. It draws
+    from few logits on a CPU and from many on a GPU if nothing but autograd must see the operations.
     """
     if is_seen(logits) or not (generator is None or type(generator) is Generator) or (hard and temperature > HOT):
         return None
@@ -95,12 +82,41 @@ def draw_at_once(
         else:
             value = _kernel().draw(logits, temperature, numbers_of(generator, logits.device), hard=hard)[0]
         return value
-    if not logits.is_cpu or logits.dtype not in FEW_DTYPES or not 0 < logits.numel() <= FEW or not logits.dim():
+    if not logits.is_cpu or not 0 < logits.numel() <= FEW or not logits.dim() or logits.dtype not in FEW_DTYPES:
         return None
-    soft = _soft_of_few(logits, temperature, generator, reads=True)
-    if soft is None:
-        return None
+    cold = 1 / temperature
+    noise = _few_noise(logits, cold, generator)
+    node = _noisy(logits, noise, cold)
+    low, high = node.detach().aminmax()
+    if low.item() >= -SMALL * cold and high.item() <= SMALL * cold:
+        soft = node.softmax(-1)
+    else:  # noise is rounded when it is added to large logits
+        soft = _noisy(_shifted(logits), noise, cold).softmax(-1)
+        if not torch.equal(soft, soft):  # only NaN differs from itself
+            return None
     return straight_through(soft) if hard else soft
+
+
+def _draw_seen(
+    logits: Float[Tensor, "*batch n"], temperature: float, *, hard: bool, generator: Source | None
+) -> Float[Tensor, "*batch n"]:
+    """Draw at a positive temperature by operations that a compiler, a transform or a mode of torch may see."""
+    if _are_few(logits) and (generator is None or isinstance(generator, Generator)):
+        noise = _few_noise(logits, 1 / temperature, generator)
+        soft = _noisy(_shifted(logits), noise, 1 / temperature).softmax(-1)
+        return straight_through(soft) if hard else soft
+    sliced = sliced_source(logits.shape) if generator is None else None
+    if sliced is not None and _may_launch(logits):  # ranks draw as one process does
+        key = torch.tensor([numbers_of(None, logits.device)], device=logits.device)
+        generator = replace(sliced, source=Keys(key))
+    if logits.is_cuda and not torch.compiler.is_compiling():
+        squashing = Argmax() if hard else Exponential()
+        own = draw_node(exp_concrete, logits, temperature, sample_shape=(), generator=generator, squashing=squashing)
+        return cast(own.value, logits.dtype)
+    if not is_recorded(logits):
+        return draw_by_definition(logits, temperature, hard=hard, generator=generator)
+    soft = _Soft.apply(logits, temperature, generator)  # type: ignore[no-untyped-call]
+    return cast(straight_through(soft) if hard else soft, logits.dtype)
 
 
 def _may_launch(logits: Tensor) -> bool:
@@ -114,37 +130,25 @@ def _may_launch(logits: Tensor) -> bool:
 
 
 def _are_few(logits: Tensor) -> bool:
-    """Return whether logits are on a CPU and so few that a draw takes as few operations as possible.
-
-    Ranks that share a batch draw as one process does.
-    """
-    if not logits.is_cpu or logits.dtype not in FEW_DTYPES or is_transformed() or not logits.dim():
+    """Return whether few logits are on a CPU. Ranks that share a batch draw as one process does."""
+    if not logits.is_cpu or not logits.dim() or logits.dtype not in FEW_DTYPES or is_transformed():
         return False
-    return 0 < logits.numel() and whole_count(logits.shape) <= FEW
+    return logits.numel() > 0 and whole_count(logits.shape) <= FEW
 
 
-def _soft_of_few(
-    logits: Float[Tensor, "*batch n"], temperature: float, generator: Source | None, *, reads: bool
-) -> Float[Tensor, "*batch n"] | None:
-    """Draw relaxed values from few logits on a CPU in few operations.
-
-    Without `reads`, no value is read, and the logits are always shifted. Otherwise the result is None if it is NaN.
-    """
-    cold = 1 / temperature
-    noise = few_log_exponential(logits, 1.0 if cold == 1 else -cold, generator)
-    if reads:
-        node = _noisy(logits, noise, cold)
-        low, high = node.detach().aminmax()
-        if low.item() >= -SMALL * cold and high.item() <= SMALL * cold:
-            return node.softmax(-1)
-    # noise would be rounded when it is added to large logits
-    soft = _noisy(logits - logits.detach().amax(-1, keepdim=True), noise, cold).softmax(-1)
-    return soft if not reads or torch.equal(soft, soft) else None  # only NaN differs from itself
+def _few_noise(logits: Tensor, cold: float, generator: Generator | None) -> Tensor:
+    """Draw Gumbel noise times a factor for few logits or, if the factor is 1, minus Gumbel noise."""
+    return few_log_exponential(logits, 1.0 if cold == 1 else -cold, generator)
 
 
 def _noisy(logits: Tensor, noise: Tensor, cold: float) -> Tensor:
-    """Return logits times a factor plus noise, in one operation. If the factor is 1, the noise has the other sign."""
+    """Return logits times a factor plus the noise of `_few_noise`, in one operation."""
     return logits - noise if cold == 1 else torch.add(noise, logits, alpha=cold)
+
+
+def _shifted(logits: Tensor) -> Tensor:
+    """Return logits whose largest entry is 0."""
+    return logits - logits.detach().amax(-1, keepdim=True)
 
 
 def straight_through(soft: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
