@@ -140,8 +140,6 @@ def few_log_exponential(
     2⁵³ draws. For many numbers, `gumbel` is several times faster.
     """
     noise = torch.empty_like(like).exponential_(generator=generator)
-    if factor == 1:
-        return noise.log_()
     # a tensor without data, such as a fake one, takes only numbers
     return torch.xlogy(scalar(factor) if type(noise) is Tensor else factor, noise, out=noise)
 
