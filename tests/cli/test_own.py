@@ -181,6 +181,15 @@ def test_another_setting_has_another_default_folder(data: str, tmp_path: Path, m
         ),
         (["tests.cli"], "a model of your own must be named as package.module:build or file.py:build, got 'tests.cli'"),
         (["tests.cli.test_own:nothing"], "tests.cli.test_own:nothing must return a Model or a program, got NoneType"),
+        (["tests.cli.test_own:gate"], "tests.cli.test_own:gate must build a model, but it is a program itself: name a"),
+        (
+            ["tests.cli.test_own:fails", "--set", "width=3"],
+            "tests.cli.test_own:fails must build a model from width=3, got RuntimeError at test_own.py:",
+        ),
+        (
+            [BUILD, "--set", "width=a"],
+            "tests.training.own:build must build a model from width='a', got TypeError at own.py:",
+        ),
     ],
 )
 def test_bad_input_gets_one_sentence(
@@ -199,6 +208,24 @@ def needs(width: int) -> Any:
 
 def nothing() -> None:
     """A builder that forgets to return its model."""
+
+
+def gate(draw: c.Draw, x: Any) -> Any:
+    return draw("gate", c.Bernoulli(logits=x)).sum(-1)
+
+
+def fails(width: int) -> None:
+    raise RuntimeError(f"no model of width {width}\nand a second line")
+
+
+@pytest.mark.parametrize("text", ["def build(:", "raise RuntimeError('no licence')"])
+def test_a_module_that_fails_when_it_is_imported_gets_one_sentence(text: str, data: str, tmp_path: Path) -> None:
+    name = f"{tmp_path / 'broken.py'}:build"
+    (tmp_path / "broken.py").write_text(text)
+    code, _, stderr = call("train", name, "--data", data, "--out", str(tmp_path / "run"))
+    assert (code, len(stderr.splitlines())) == (2, 1)
+    assert stderr.startswith(f"model must be importable, but importing {name!r} raised ")
+    assert "broken.py" in stderr.partition("raised")[2]
 
 
 @pytest.mark.parametrize(
