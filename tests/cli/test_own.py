@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor, nn
 
 import concretely as c
 from concretely.training.folder import load_recipe
@@ -85,6 +86,45 @@ def test_lists_are_trained_together_each_in_its_folder(data: str, tmp_path: Path
     folders = sorted(path.name for path in (tmp_path / "list").iterdir())
     assert folders == [f"width={width},seed={seed}" for width in (4, 6) for seed in (0, 1)]
     assert all(folder in stdout for folder in folders)
+
+
+def test_a_list_is_tried_whole_before_it_is_trained(data: str, tmp_path: Path) -> None:
+    code, _, stderr = call("train", BUILD, "--data", data, "--set", "width=4,a", "--out", str(tmp_path / "list"))
+    assert code == 2
+    assert stderr.startswith("tests.training.own:build must build a model from width='a'")
+    assert not (tmp_path / "list").exists()
+
+
+def test_a_list_without_test_data_is_scored_on_its_validation_data(tmp_path: Path) -> None:
+    path = write(tmp_path / "train.npz", train=own.bits(40).numpy())
+    given = ("--data", path, "--steps", "2", "--batch", "8", "--score-samples", "2", "--out", str(tmp_path / "list"))
+    code, stdout, stderr = call("train", BUILD, *given, "--seed", "0,1")
+    assert code == 0, stderr
+    assert "valid NLL" in stdout
+    assert (tmp_path / "list" / "seed=1" / "report.html").exists()
+
+
+@pytest.mark.parametrize("several", [[], ["--seed", "0,1"]], ids=["one run", "a list"])
+def test_a_model_that_cannot_be_scored_is_not_trained(several: list[str], labelled: str, tmp_path: Path) -> None:
+    given = ("--data", labelled, "--steps", "2", "--batch", "8", "--out", str(tmp_path / "run"))
+    code, stdout, stderr = call("train", "tests.cli.test_own:Untiled", *given, *several)
+    assert (code, stdout) == (2, "")
+    must = "the model must run with 2 samples of each data point, as it is scored with 100, got "
+    assert stderr.startswith(f"{must}a tensor with 2 rows")
+    assert not (tmp_path / "run").exists()
+    code, _, stderr = call("train", "tests.cli.test_own:Untiled", *given, *several, "--score-samples", "1")
+    assert code == 0, stderr
+
+
+class Untiled(nn.Module):
+    """A program that runs with one sample only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(6, 6)
+
+    def forward(self, draw: c.Draw, x: Tensor, y: Tensor) -> Tensor:
+        return (draw("gate", c.Bernoulli(logits=self.gate(x))) * x).sum(-1) - y
 
 
 def test_the_best_of_a_sweep_is_trained_again(data: str, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Generator, Tensor, nn
 
-from ..data import Dataset
 from ..distribution import Bernoulli
 from ..evaluation.likelihood import require_positive
 from ..graph.mode import Discrete
@@ -22,7 +21,7 @@ from ..model import Model
 from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.paper import inputs_of, paper_recipe
 from ..training.rng import Purpose, generator_of
-from .subject import inputs_for, observed_bits, points_of
+from .subject import inputs_for, observed_bits, points_of, scored_split
 
 POINTS = 12
 """The number of data points in the pictures of a report."""
@@ -85,7 +84,7 @@ def report_pictures(recipe: RunRecipe, model: nn.Module, data: Any) -> dict[str,
 
 def _own_pictures(recipe: OwnRecipe, model: nn.Module, data: Any, generator: Generator) -> dict[str, Picture]:
     """Return samples and reconstructions if a model describes images of bits, else nothing."""
-    split = "test" if isinstance(data, Dataset) or "test" in data.splits else "valid"
+    split = scored_split(data)
     if not isinstance(model, Model) or observed_bits(recipe, model, data, split) is None:
         return {}
     pictures = dict[str, Picture]()
