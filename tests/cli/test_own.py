@@ -159,6 +159,20 @@ def test_a_program_is_scored_by_its_cost(labelled: str, tmp_path: Path) -> None:
     assert call("study", run, "--estimators", "rloo,vimco", "--out", str(tmp_path)) == (2, "", sentence)
 
 
+def test_a_sweep_of_a_program_and_its_report_say_cost(labelled: str, tmp_path: Path) -> None:
+    given = ("--data", labelled, "--steps", "4", "--batch", "8", "--score-samples", "2")
+    code, stdout, stderr = call("sweep", GATE, *given, "--lr", "1e-2,1e-3", "--out", str(tmp_path / "sweep"))
+    assert code == 0, stderr
+    assert "validation cost from 2 samples" in stdout
+    assert "NLL" not in stdout
+    run = tmp_path / "sweep" / "lr=0.01,seed=0"
+    assert call("evaluate", str(run), "--samples", "2", "--relaxed")[0] == 0
+    page = (run / "report.html").read_text()
+    assert "The objective of training; the cost is that of the discrete graph" in page
+    assert "the training cost is" in page
+    assert "NLL" not in page
+
+
 def test_a_cost_is_not_compared_with_a_likelihood(trained: Path, labelled: str, tmp_path: Path) -> None:
     run = str(tmp_path / "gate")
     given = ("--data", labelled, "--steps", "2", "--batch", "8", "--estimator", "rloo", "--score-samples", "3")

@@ -107,6 +107,17 @@ def test_the_page_says_all_that_the_record_says(text: str) -> None:
     assert "NVIDIA H200 beside AMD EPYC, 2 cores" in found.text
 
 
+def test_an_estimated_likelihood_has_its_effective_sample_size() -> None:
+    metric = {"value": 20.0, "standard_error": 0.1, "samples": 2000, "effective_sample_size": 1124.2}
+    found = Reader(page({"metrics": {"test_nll": metric}}))
+    assert "2,000 samples of the latents. The mean effective sample size is 1,124." in found.text
+
+
+def test_the_caption_of_the_curve_of_a_program_says_cost() -> None:
+    caption = curve_image(ROWS, objective="cost").caption
+    assert caption == "At step 40 the training cost is 26 and the discrete cost is 27."
+
+
 def test_the_recipe_can_be_copied_and_made_again(text: str) -> None:
     blocks = re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)
     toml, command = (Reader(block).text for block in blocks)

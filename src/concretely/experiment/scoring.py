@@ -107,7 +107,8 @@ def relaxed_objective(
             bounds.append(result.bound.double().cpu())
             advance(len(bounds[-1]))
     title = f"{split} objective of the relaxed graph"
-    meaning = "The objective of training; the NLL is that of the discrete graph. Lower is better."
+    score = "NLL" if isinstance(model, Model) else "cost"
+    meaning = f"The objective of training; the {score} is that of the discrete graph. Lower is better."
     return _metric(-torch.cat(bounds), samples=samples, title=title, meaning=meaning)
 
 

@@ -115,9 +115,11 @@ def sweep_table(
     stopped: Sequence[Member] = (),
 ) -> Table:
     """Return the members of a sweep as a table for the terminal, the best in bold, and those stopped early marked."""
-    table = plain_table(title, f"validation NLL in nats from {samples:,} samples ± standard error")
+    is_cost = any(record is not None and "valid_cost" in record["metrics"] for _, record in ranked)
+    score, text = ("cost", "validation cost") if is_cost else ("NLL", "validation NLL in nats")
+    table = plain_table(title, f"{text} from {samples:,} samples ± standard error")
     keys = differing_keys([member.recipe for member, _ in ranked])
-    for header in (*keys, "NLL", "steps", "seconds", ""):
+    for header in (*keys, score, "steps", "seconds", ""):
         table.add_column(header, justify="right" if header else "left", no_wrap=True)
     for index, (member, record) in enumerate(ranked):
         values = [format_setting(flat(member.recipe).get(name)) for name in keys]
