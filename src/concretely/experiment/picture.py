@@ -37,6 +37,8 @@ class Picture:
     """The data points: one for each row of completions or column of reconstructions. None for samples."""
     context: Tensor | None = None
     """The context of each row of completions, else None."""
+    shape: tuple[int, ...] = ()
+    """The shape of an image of one's own: height and width, maybe with channels first or last. Empty if unknown."""
 
 
 def sample_picture(
@@ -54,7 +56,7 @@ def sample_picture(
     if isinstance(recipe, OwnRecipe):
         columns = 12 if columns is None else columns
         made = sample_pixels(model, rows * columns, generator=generator)
-        return Picture(made.flatten(1).unflatten(0, (rows, columns)))
+        return Picture(made.flatten(1).unflatten(0, (rows, columns)), shape=tuple(made.shape[1:]))
     own = paper_recipe(recipe)
     if own.architecture.context is None:
         columns = 12 if columns is None else columns
@@ -94,7 +96,8 @@ def _own_pictures(recipe: OwnRecipe, model: nn.Module, data: Any, generator: Gen
     (x,) = inputs_for(recipe, model, data, split, index)
     with suppress(TypeError, ValueError, RuntimeError):
         made = reconstruct_pixels(model, x, generator=generator)
-        pictures["reconstructions"] = Picture(made.flatten(1).unsqueeze(0), x.flatten(1))
+        shape = tuple(x.shape[1:]) if made[0].numel() == x[0].numel() else ()
+        pictures["reconstructions"] = Picture(made.flatten(1).unsqueeze(0), x.flatten(1), shape=shape)
     return pictures
 
 
