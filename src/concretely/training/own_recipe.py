@@ -158,9 +158,16 @@ def require_options(optimizer: Any, schedule: Any, lr: Any, beta: Any, inputs: A
     _require(not any(isinstance(rate, str) for rate in rates), "lr", "be a number, or several", lr)
     must = "be a number, or a schedule such as Warmup(1000)"
     _require(beta is None or _is_real(beta) or callable(beta), "beta", must, beta)
+    if _is_real(beta):
+        require_weight(beta)
     _require(inputs is None or callable(inputs), "inputs", "be a function from a batch to the inputs", inputs)
     holds = _is_real(checkpoint_seconds) and checkpoint_seconds >= 0
     _require(holds, "checkpoint_seconds", "be a number that is not negative", checkpoint_seconds)
+
+
+def require_weight(beta: float) -> None:
+    """Raise an error in one sentence unless a number can be the weight of the KL."""
+    _require(0 <= beta < math.inf, "beta", "be finite and not negative", beta)
 
 
 def _is_real(value: Any) -> bool:
