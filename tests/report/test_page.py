@@ -125,6 +125,25 @@ def test_the_recipe_can_be_copied_and_made_again(text: str) -> None:
     assert command == "concretely train --recipe recipe.toml"
 
 
+@pytest.mark.parametrize(
+    ("changed", "command"),
+    [
+        ({}, "concretely train my_package.my_model:build --recipe recipe.toml"),
+        ({"estimator": "RLOO()"}, None),
+        ({"data": "data"}, None),
+        ({"model": ""}, None),
+    ],
+)
+def test_a_run_of_ones_own_is_repeated_by_a_command_only_if_all_has_names(
+    changed: dict[str, str], command: str | None
+) -> None:
+    own = {"model": "my_package.my_model:build", "data": "my.npz", "estimator": "rloo", "arguments": {}}
+    text = page({"recipe": {**own, **changed}})
+    blocks = [Reader(block).text for block in re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)]
+    assert blocks[1:] == ([] if command is None else [command])
+    assert ("call <code>concretely.fit</code> with the same model" in text) == (command is None)
+
+
 def test_the_title_is_notation_data_and_estimator(text: str) -> None:
     assert "<title>32H~64V on digits by concrete</title>" in text
     assert "<h1>32H~64V on digits by concrete</h1>" in text
