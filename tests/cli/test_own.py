@@ -215,6 +215,12 @@ def test_another_setting_has_another_default_folder(data: str, tmp_path: Path, m
     [
         ([BUILD, "--set", "wide=3"], "tests.training.own:build has no parameter 'wide'"),
         ([BUILD, "--set", "wide"], "set must be a name and a value, such as width=200, got 'wide'"),
+        ([BUILD, "--set", "width=[3,4]"], "set must be a number, true, false or a text, got 'width=[3,4]': for a list"),
+        (
+            [BUILD, "--set", "width=3", "--set", "width=4"],
+            "set must name width once, got 2 values: for several runs, pass width=3,4",
+        ),
+        ([BUILD, "--beta", "-1"], "beta must be finite and not negative, got -1.0"),
         (["4H-6V", "--set", "width=3"], "set must be left out, as 4H-6V has no builder, got width"),
         (["tests.cli.test_own:needs"], "tests.cli.test_own:needs must be given width, got no value"),
         (["tests.training.own:bild"], "unknown name 'bild' in tests.training.own; did you mean 'build'?"),
@@ -311,6 +317,14 @@ def write(path: Path, **arrays: Any) -> str:
             {"train": np.zeros((9, 5))},
             "the model must run on a batch of the data, of float32 (64, 5), got mat1",
         ),
+        (
+            {"train": np.zeros((9, 6)), "train_y": np.zeros(9)},
+            "must have 'train' or arrays such as 'train_y', got both",
+        ),
+        (
+            {"train": np.zeros((1, 6))},
+            "must have at least two training points, of which one is held out, or arrays for",
+        ),
         ({"train_x": np.zeros((9, 6)), "test_y": np.zeros((9, 6))}, "must have the inputs x, as train has, got y"),
     ],
 )
@@ -333,6 +347,35 @@ def test_a_run_of_fit_is_scored_with_its_file_or_with_one_of_its_tensors(data: s
         "the data of this run were objects of Python without a name: pass a file of them as --data\n",
     )
     assert call("evaluate", str(tmp_path / "unnamed"), "--samples", "2", "--data", data)[0] == 0
+
+
+def test_what_needs_a_run_or_samples_without_inputs_says_so(tmp_path: Path) -> None:
+    todo = f"train it with: concretely train {BUILD}"
+    sentence = f"a model of one's own is studied by the folder of its run, got its builder: {todo}\n"
+    assert call("study", BUILD) == (2, "", sentence)
+    x = own.bits(40).numpy()
+    path = write(tmp_path / "halves.npz", train_upper=x[:, :3], train_lower=x[:, 3:])
+    given = ("--data", path, "--steps", "2", "--batch", "8", "--score-samples", "2", "--out", str(tmp_path / "run"))
+    code, _, stderr = call("train", "tests.cli.test_own:half", *given)
+    assert code == 0, stderr
+    code, _, stderr = call("sample", str(tmp_path / "run"), "--out", str(tmp_path))
+    assert (code, stderr) == (2, "p must run without inputs to draw samples, but needs upper: use concretely.run\n")
+
+
+class Half(nn.Module):
+    """A generative program that predicts one half of the data from the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Linear(3, 3)
+
+    def forward(self, draw: c.Draw, upper: Tensor, lower: Tensor | None = None) -> None:
+        h = draw("h", c.Bernoulli(logits=self.logits(upper)))
+        draw("lower", c.Bernoulli(logits=h), observed=lower)
+
+
+def half() -> c.Model:
+    return c.Model(Half())
 
 
 def test_a_builder_may_be_in_a_file(data: str, tmp_path: Path) -> None:
