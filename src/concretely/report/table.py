@@ -12,6 +12,7 @@ from ..experiment.grid import differing_keys, flat, format_setting
 from ..experiment.paper import SPLITS, CellResult
 from ..experiment.record import format_metric, is_corrected, model_title, score_key, validation_nll
 from ..spelling import LOOSE, format_difference, format_number, is_loose, printable
+from ..training.own_recipe import OBJECTS
 from ..training.recipe import Member
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Se
 
 
 def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
-    """Return a sentence that says which of several runs has the lowest NLL, and by how much.
+    """Return a sentence that says which of several runs has the lowest NLL, and by how much, if all have the same data.
 
     >>> def record(estimator, value):
     ...     metrics = {"test_nll": {"value": value, "standard_error": 0.2}, "test_factorised_nll": {"value": 27.0}}
@@ -188,6 +189,9 @@ def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
         value = record["metrics"][score_key(record["metrics"], split)].get("value")
         return math.inf if value is None else float(value)
 
+    digests = {record.get("data") for record in records if record["recipe"].get("data") != OBJECTS}
+    if len(digests) > 1:
+        return "the runs have different data, so that none is the best"
     best, second, *_ = sorted(records, key=nll)
     if not math.isfinite(nll(second)):
         return f"fewer than two runs have a finite score on {split}"

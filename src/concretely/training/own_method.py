@@ -14,13 +14,11 @@ from ..model.model import as_module
 from .builder import built_by_name
 from .method import CLASSES
 from .own import MakeEstimator, Options, own_task
-from .own_recipe import OwnRecipe
+from .own_recipe import OBJECTS, OwnRecipe
 from .own_resolve import own_program_key, read_schedule
 from .source import as_source, load_splits
 from .task import Task
 
-OBJECTS = "data"
-"""The name of data that are objects of Python."""
 OwnData = Dataset | Arrays
 """Data with splits: bits, or arrays of a file."""
 

@@ -20,6 +20,9 @@ REAL = ("lr", "clip", "ema")
 UNNAMED = re.compile(r"<.*> at 0x[0-9a-f]+|0x[0-9a-f]+")
 """Matches the addresses in the text of an object, which differ between processes."""
 
+OBJECTS = "data"
+"""The name of data that are objects of Python."""
+
 
 @runtime_checkable
 class RunRecipe(Protocol):
