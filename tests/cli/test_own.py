@@ -337,6 +337,15 @@ def test_a_file_that_does_not_fit_gets_one_sentence(arrays: dict[str, Any], sent
     assert not (tmp_path / "run").exists()
 
 
+def test_values_of_a_file_that_are_not_finite_are_counted(tmp_path: Path) -> None:
+    x = own.bits(40).numpy().astype(np.float32)
+    path = write(tmp_path / "holes.npz", train=x, valid=x, test=np.where(np.arange(5)[:, None] == 4, np.nan, x[:5]))
+    given = ("--data", path, "--steps", "1", "--batch", "8", "--score-samples", "2", "--out", str(tmp_path / "run"))
+    code, _, stderr = call("train", BUILD, *given)
+    assert f"# {path!r}. 6 of its values are not finite.\n" in stderr
+    assert (code, stderr.splitlines()[-1][:22]) == (2, "logits must be numbers")
+
+
 def test_a_run_of_fit_is_scored_with_its_file_or_with_one_of_its_tensors(data: str, tmp_path: Path) -> None:
     own.fitted(own.build, data, steps=2, out=tmp_path / "named")
     assert call("evaluate", str(tmp_path / "named"), "--samples", "2")[1].startswith("test NLL ")

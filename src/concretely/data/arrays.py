@@ -92,8 +92,10 @@ def load_arrays(path: Path, *, max_bytes: int | None = None) -> Arrays:
         held_out = ", of which a tenth of the training points is held out for validation"
     for split, arrays in splits.items():
         _require_alike(path, split, arrays, splits["train"])
+    odd = sum(int((~np.isfinite(array)).sum()) for arrays in splits.values() for array in arrays.values())
+    remark = f" {odd:,} of its values {'is' if odd == 1 else 'are'} not finite." if odd else ""
     ordered = {split: _inputs(splits[split]) for split in SPLITS if split in splits}
-    return Arrays(str(path), ordered, source=f"{str(path)!r}{held_out}.")
+    return Arrays(str(path), ordered, source=f"{str(path)!r}{held_out}.{remark}")
 
 
 def _require_alike(
