@@ -109,6 +109,15 @@ def is_loose(effective_sample_size: float | None) -> bool:
     return effective_sample_size is not None and effective_sample_size < LOOSE
 
 
+def format_effective(effective_sample_size: float) -> str:
+    """Format a mean effective sample size.
+
+    >>> format_effective(3.24), format_effective(1124.2)
+    ('3.2', '1,124')
+    """
+    return f"{effective_sample_size:,.{0 if effective_sample_size >= LOOSE else 1}f}"
+
+
 def explain_loose(effective_sample_size: float | None) -> str:
     """Return a sentence about a likelihood if it is loose, else nothing.
 

@@ -41,6 +41,16 @@ def test_what_is_the_same_for_several_runs_is_said_once(scored: Path) -> None:
     assert "; next +0.00, independent pixels " in sentence
 
 
+def test_none_is_the_best_of_runs_with_different_data(scored: Path) -> None:
+    record = read_record(scored / "record.json")
+    other = scored.with_name("other")
+    other.mkdir()
+    write_record(other / "record.json", {**record, "data": "0" * 64})
+    said = call("compare", str(scored), str(other))[1].splitlines()
+    assert "the runs have different data, so that none is the best" in said
+    assert not any(line.startswith("best: ") for line in said)
+
+
 def test_runs_that_more_samples_would_improve_are_named(scored: Path) -> None:
     record = read_record(scored / "record.json")
     assert record["metrics"]["test_nll"]["effective_sample_size"] > 10

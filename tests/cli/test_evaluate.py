@@ -40,6 +40,12 @@ def test_one_line_is_printed_and_the_bar_is_not_in_it(run: Path) -> None:
     assert stderr.endswith(f"added to {run / 'report.html'}\n")
 
 
+def test_a_report_that_keeps_a_score_from_more_samples_says_so(run: Path) -> None:
+    for samples, end in (("30", "added to {}"), ("20", "{} keeps the score with 30 samples")):
+        code, _, stderr = call("evaluate", str(run), "--samples", samples)
+        assert (code, stderr.splitlines()[-1]) == (0, end.format(run / "report.html"))
+
+
 def test_json_is_one_object_that_the_record_agrees_with(run: Path) -> None:
     code, stdout, _ = call("evaluate", str(run), "--samples", "20", "--split", "valid", "--json")
     assert code == 0

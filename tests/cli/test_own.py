@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor, nn
 
 import concretely as c
 from concretely.training.folder import load_recipe
@@ -58,7 +59,7 @@ def test_a_trained_model_leaves_all_files_and_is_loaded(trained: Path) -> None:
     page = (trained / "report.html").read_text()
     assert "own.build(width=5)" in page
     assert re.search(r"At step \d+ the training objective is −[\d.]+", page)
-    assert re.search(r"Estimated from \d+ samples of the latents, with a mean effective sample size of [\d.]+\.", page)
+    assert re.search(r"Estimated from \d+ samples of the latents\. The mean effective sample size is [\d.]+\.", page)
     assert re.search(r"<th scope=\"row\">code</th><td>KL \S+ nats, active units: \d</td>", page)
 
 
@@ -87,6 +88,45 @@ def test_lists_are_trained_together_each_in_its_folder(data: str, tmp_path: Path
     folders = sorted(path.name for path in (tmp_path / "list").iterdir())
     assert folders == [f"width={width},seed={seed}" for width in (4, 6) for seed in (0, 1)]
     assert all(folder in stdout for folder in folders)
+
+
+def test_a_list_is_tried_whole_before_it_is_trained(data: str, tmp_path: Path) -> None:
+    code, _, stderr = call("train", BUILD, "--data", data, "--set", "width=4,a", "--out", str(tmp_path / "list"))
+    assert code == 2
+    assert stderr.startswith("tests.training.own:build must build a model from width='a'")
+    assert not (tmp_path / "list").exists()
+
+
+def test_a_list_without_test_data_is_scored_on_its_validation_data(tmp_path: Path) -> None:
+    path = write(tmp_path / "train.npz", train=own.bits(40).numpy())
+    given = ("--data", path, "--steps", "2", "--batch", "8", "--score-samples", "2", "--out", str(tmp_path / "list"))
+    code, stdout, stderr = call("train", BUILD, *given, "--seed", "0,1")
+    assert code == 0, stderr
+    assert "valid NLL" in stdout
+    assert (tmp_path / "list" / "seed=1" / "report.html").exists()
+
+
+@pytest.mark.parametrize("several", [[], ["--seed", "0,1"]], ids=["one run", "a list"])
+def test_a_model_that_cannot_be_scored_is_not_trained(several: list[str], labelled: str, tmp_path: Path) -> None:
+    given = ("--data", labelled, "--steps", "2", "--batch", "8", "--out", str(tmp_path / "run"))
+    code, stdout, stderr = call("train", "tests.cli.test_own:Untiled", *given, *several)
+    assert (code, stdout) == (2, "")
+    must = "the model must run with 2 samples of each data point, as it is scored with 100, got "
+    assert stderr.startswith(f"{must}a tensor with 2 rows")
+    assert not (tmp_path / "run").exists()
+    code, _, stderr = call("train", "tests.cli.test_own:Untiled", *given, *several, "--score-samples", "1")
+    assert code == 0, stderr
+
+
+class Untiled(nn.Module):
+    """A program that runs with one sample only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(6, 6)
+
+    def forward(self, draw: c.Draw, x: Tensor, y: Tensor) -> Tensor:
+        return (draw("gate", c.Bernoulli(logits=self.gate(x))) * x).sum(-1) - y
 
 
 def test_the_best_of_a_sweep_is_trained_again(data: str, tmp_path: Path) -> None:
@@ -119,6 +159,20 @@ def test_a_program_is_scored_by_its_cost(labelled: str, tmp_path: Path) -> None:
     assert "vimco" not in stdout
     sentence = "vimco must be left out for a program, as it needs the log-weights of a model\n"
     assert call("study", run, "--estimators", "rloo,vimco", "--out", str(tmp_path)) == (2, "", sentence)
+
+
+def test_a_sweep_of_a_program_and_its_report_say_cost(labelled: str, tmp_path: Path) -> None:
+    given = ("--data", labelled, "--steps", "4", "--batch", "8", "--score-samples", "2")
+    code, stdout, stderr = call("sweep", GATE, *given, "--lr", "1e-2,1e-3", "--out", str(tmp_path / "sweep"))
+    assert code == 0, stderr
+    assert "validation cost from 2 samples" in stdout
+    assert "NLL" not in stdout
+    run = tmp_path / "sweep" / "lr=0.01,seed=0"
+    assert call("evaluate", str(run), "--samples", "2", "--relaxed")[0] == 0
+    page = (run / "report.html").read_text()
+    assert "The objective of training; the cost is that of the discrete graph" in page
+    assert "the training cost is" in page
+    assert "NLL" not in page
 
 
 def test_a_cost_is_not_compared_with_a_likelihood(trained: Path, labelled: str, tmp_path: Path) -> None:
@@ -163,6 +217,12 @@ def test_another_setting_has_another_default_folder(data: str, tmp_path: Path, m
     [
         ([BUILD, "--set", "wide=3"], "tests.training.own:build has no parameter 'wide'"),
         ([BUILD, "--set", "wide"], "set must be a name and a value, such as width=200, got 'wide'"),
+        ([BUILD, "--set", "width=[3,4]"], "set must be a number, true, false or a text, got 'width=[3,4]': for a list"),
+        (
+            [BUILD, "--set", "width=3", "--set", "width=4"],
+            "set must name width once, got 2 values: for several runs, pass width=3,4",
+        ),
+        ([BUILD, "--beta", "-1"], "beta must be finite and not negative, got -1.0"),
         (["4H-6V", "--set", "width=3"], "set must be left out, as 4H-6V has no builder, got width"),
         (["tests.cli.test_own:needs"], "tests.cli.test_own:needs must be given width, got no value"),
         (["tests.training.own:bild"], "unknown name 'bild' in tests.training.own; did you mean 'build'?"),
@@ -183,6 +243,15 @@ def test_another_setting_has_another_default_folder(data: str, tmp_path: Path, m
         ),
         (["tests.cli"], "a model of your own must be named as package.module:build or file.py:build, got 'tests.cli'"),
         (["tests.cli.test_own:nothing"], "tests.cli.test_own:nothing must return a Model or a program, got NoneType"),
+        (["tests.cli.test_own:gate"], "tests.cli.test_own:gate must build a model, but it is a program itself: name a"),
+        (
+            ["tests.cli.test_own:fails", "--set", "width=3"],
+            "tests.cli.test_own:fails must build a model from width=3, got RuntimeError at test_own.py:",
+        ),
+        (
+            [BUILD, "--set", "width=a"],
+            "tests.training.own:build must build a model from width='a', got TypeError at own.py:",
+        ),
     ],
 )
 def test_bad_input_gets_one_sentence(
@@ -201,6 +270,24 @@ def needs(width: int) -> Any:
 
 def nothing() -> None:
     """A builder that forgets to return its model."""
+
+
+def gate(draw: c.Draw, x: Any) -> Any:
+    return draw("gate", c.Bernoulli(logits=x)).sum(-1)
+
+
+def fails(width: int) -> None:
+    raise RuntimeError(f"no model of width {width}\nand a second line")
+
+
+@pytest.mark.parametrize("text", ["def build(:", "raise RuntimeError('no licence')"])
+def test_a_module_that_fails_when_it_is_imported_gets_one_sentence(text: str, data: str, tmp_path: Path) -> None:
+    name = f"{tmp_path / 'broken.py'}:build"
+    (tmp_path / "broken.py").write_text(text)
+    code, _, stderr = call("train", name, "--data", data, "--out", str(tmp_path / "run"))
+    assert (code, len(stderr.splitlines())) == (2, 1)
+    assert stderr.startswith(f"model must be importable, but importing {name!r} raised ")
+    assert "broken.py" in stderr.partition("raised")[2]
 
 
 @pytest.mark.parametrize(
@@ -232,6 +319,14 @@ def write(path: Path, **arrays: Any) -> str:
             {"train": np.zeros((9, 5))},
             "the model must run on a batch of the data, of float32 (64, 5), got mat1",
         ),
+        (
+            {"train": np.zeros((9, 6)), "train_y": np.zeros(9)},
+            "must have 'train' or arrays such as 'train_y', got both",
+        ),
+        (
+            {"train": np.zeros((1, 6))},
+            "must have at least two training points, of which one is held out, or arrays for",
+        ),
         ({"train_x": np.zeros((9, 6)), "test_y": np.zeros((9, 6))}, "must have the inputs x, as train has, got y"),
     ],
 )
@@ -244,6 +339,15 @@ def test_a_file_that_does_not_fit_gets_one_sentence(arrays: dict[str, Any], sent
     assert not (tmp_path / "run").exists()
 
 
+def test_values_of_a_file_that_are_not_finite_are_counted(tmp_path: Path) -> None:
+    x = own.bits(40).numpy().astype(np.float32)
+    path = write(tmp_path / "holes.npz", train=x, valid=x, test=np.where(np.arange(5)[:, None] == 4, np.nan, x[:5]))
+    given = ("--data", path, "--steps", "1", "--batch", "8", "--score-samples", "2", "--out", str(tmp_path / "run"))
+    code, _, stderr = call("train", BUILD, *given)
+    assert f"# {path!r}. 6 of its values are not finite.\n" in stderr
+    assert (code, stderr.splitlines()[-1][:22]) == (2, "logits must be numbers")
+
+
 def test_a_run_of_fit_is_scored_with_its_file_or_with_one_of_its_tensors(data: str, tmp_path: Path) -> None:
     own.fitted(own.build, data, steps=2, out=tmp_path / "named")
     assert call("evaluate", str(tmp_path / "named"), "--samples", "2")[1].startswith("test NLL ")
@@ -254,6 +358,35 @@ def test_a_run_of_fit_is_scored_with_its_file_or_with_one_of_its_tensors(data: s
         "the data of this run were objects of Python without a name: pass a file of them as --data\n",
     )
     assert call("evaluate", str(tmp_path / "unnamed"), "--samples", "2", "--data", data)[0] == 0
+
+
+def test_what_needs_a_run_or_samples_without_inputs_says_so(tmp_path: Path) -> None:
+    todo = f"train it with: concretely train {BUILD}"
+    sentence = f"a model of one's own is studied by the folder of its run, got its builder: {todo}\n"
+    assert call("study", BUILD) == (2, "", sentence)
+    x = own.bits(40).numpy()
+    path = write(tmp_path / "halves.npz", train_upper=x[:, :3], train_lower=x[:, 3:])
+    given = ("--data", path, "--steps", "2", "--batch", "8", "--score-samples", "2", "--out", str(tmp_path / "run"))
+    code, _, stderr = call("train", "tests.cli.test_own:half", *given)
+    assert code == 0, stderr
+    code, _, stderr = call("sample", str(tmp_path / "run"), "--out", str(tmp_path))
+    assert (code, stderr) == (2, "p must run without inputs to draw samples, but needs upper: use concretely.run\n")
+
+
+class Half(nn.Module):
+    """A generative program that predicts one half of the data from the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Linear(3, 3)
+
+    def forward(self, draw: c.Draw, upper: Tensor, lower: Tensor | None = None) -> None:
+        h = draw("h", c.Bernoulli(logits=self.logits(upper)))
+        draw("lower", c.Bernoulli(logits=h), observed=lower)
+
+
+def half() -> c.Model:
+    return c.Model(Half())
 
 
 def test_a_builder_may_be_in_a_file(data: str, tmp_path: Path) -> None:

@@ -36,6 +36,13 @@ def test_a_seed_repeats_itself_and_another_differs() -> None:
     assert len({run.test for run in first}) == 4
 
 
+def test_an_estimator_that_suits_one_task_only_is_left_out_of_the_others_with_a_note() -> None:
+    notes = list[str]()
+    study = study_tasks(["gate", "prediction"], estimators=["exact"], seeds=[0], steps=1, note=notes.append)
+    assert [run.task for run in study.runs] == ["gate"]
+    assert notes[0] == "estimator 'exact' does not suit task 'prediction' and is left out"
+
+
 def test_a_study_that_was_stopped_goes_on_from_its_record(tmp_path: Path) -> None:
     record, notes, steps = tmp_path / "tasks.json", list[str](), iter(range(8))
     with pytest.raises(KeyboardInterrupt):

@@ -45,6 +45,12 @@ def test_lines_are_the_bounds_and_circles_what_validation_found_with_its_sign_ch
     }
 
 
+def test_curves_of_a_program_are_minus_its_cost() -> None:
+    (axes,) = draw_curve(RELAXED, objective="cost").axes
+    assert list(lines(axes)) == ["training, − cost", "discrete graph, − cost", "validation, − cost"]
+    assert axes.get_ylabel() == "− cost per data point"
+
+
 def test_the_shade_between_the_bounds_is_the_integrality_gap() -> None:
     (shade,) = drawn(RELAXED).collections
     assert shade.get_label() == "integrality gap, 2 in the last tenth"

@@ -126,6 +126,29 @@ def test_pixels_are_the_bits_in_rows_and_nearly_a_square(width: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "shown_as"),
+    [
+        ((4, 6), lambda x: x),
+        ((1, 4, 6), lambda x: x[:, 0]),
+        ((4, 6, 1), lambda x: x[..., 0]),
+        ((3, 4, 6), lambda x: x.movedim(1, -1)),
+        ((4, 6, 3), lambda x: x),
+        ((2, 4, 6), lambda x: torch.cat([x[:, 0], x[:, 1]], -1)),
+        ((6,), lambda x: image.pixels(x)),
+        ((1, 6), lambda x: image.pixels(x[:, 0])),
+    ],
+)
+def test_images_of_ones_own_have_their_shape_and_colors(
+    shape: tuple[int, ...], shown_as: Callable[[Tensor], Tensor]
+) -> None:
+    made, x = torch.rand(3, *shape, generator=seeded()), bits(3, math.prod(shape)).view(3, *shape).float()
+    figure = image.draw_picture(Picture(made.flatten(1).unsqueeze(0), x.flatten(1), shape=shape))
+    drawn = [torch.as_tensor(np.asarray(found.get_array())) for found in images(figure)]
+    for found, expected in zip(drawn, [*shown_as(x), *shown_as(made)], strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
     "draw",
     [
         lambda: samples(density("3H-7V"), rows=2, columns=3, generator=seeded()),

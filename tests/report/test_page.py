@@ -107,11 +107,41 @@ def test_the_page_says_all_that_the_record_says(text: str) -> None:
     assert "NVIDIA H200 beside AMD EPYC, 2 cores" in found.text
 
 
+def test_an_estimated_likelihood_has_its_effective_sample_size() -> None:
+    metric = {"value": 20.0, "standard_error": 0.1, "samples": 2000, "effective_sample_size": 1124.2}
+    found = Reader(page({"metrics": {"test_nll": metric}}))
+    assert "2,000 samples of the latents. The mean effective sample size is 1,124." in found.text
+
+
+def test_the_caption_of_the_curve_of_a_program_says_cost() -> None:
+    caption = curve_image(ROWS, objective="cost").caption
+    assert caption == "At step 40 the training cost is 26 and the discrete cost is 27."
+
+
 def test_the_recipe_can_be_copied_and_made_again(text: str) -> None:
     blocks = re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)
     toml, command = (Reader(block).text for block in blocks)
     assert tomllib.loads(toml) == RECIPE
     assert command == "concretely train --recipe recipe.toml"
+
+
+@pytest.mark.parametrize(
+    ("changed", "command"),
+    [
+        ({}, "concretely train my_package.my_model:build --recipe recipe.toml"),
+        ({"estimator": "RLOO()"}, None),
+        ({"data": "data"}, None),
+        ({"model": ""}, None),
+    ],
+)
+def test_a_run_of_ones_own_is_repeated_by_a_command_only_if_all_has_names(
+    changed: dict[str, str], command: str | None
+) -> None:
+    own = {"model": "my_package.my_model:build", "data": "my.npz", "estimator": "rloo", "arguments": {}}
+    text = page({"recipe": {**own, **changed}})
+    blocks = [Reader(block).text for block in re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)]
+    assert blocks[1:] == ([] if command is None else [command])
+    assert ("call <code>concretely.fit</code> with the same model" in text) == (command is None)
 
 
 def test_the_title_is_notation_data_and_estimator(text: str) -> None:

@@ -203,6 +203,7 @@ def test_the_rows_hold_what_is_logged_without_asking() -> None:
 
 def test_a_discrete_estimator_has_no_gap() -> None:
     rows = fitted(build(), estimator=c.RLOO(), samples=2).rows
+    assert rows
     assert all(row.bound == row.discrete and "gap" not in row.values for row in rows)
 
 

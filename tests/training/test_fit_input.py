@@ -89,6 +89,7 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": 3}, "optimizer must be a name, a class of torch.optim or a function, got int"),
     ({"schedule": 3}, "schedule must be a name or a function, got 3"),
     ({"beta": "0.5"}, "beta must be a number, or a schedule such as Warmup(1000), got '0.5'"),
+    ({"beta": -1}, "beta must be finite and not negative, got -1"),
     ({"inputs": 0}, "inputs must be a function from a batch to the inputs, got 0"),
     ({"checkpoint_seconds": -1.0}, "checkpoint_seconds must be a number that is not negative, got -1.0"),
     ({"lr": "0.1"}, "lr must be a number, or a list of numbers, got '0.1'"),

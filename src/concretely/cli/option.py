@@ -1,6 +1,6 @@
 """Flags that several subcommands share, and the objects that their values denote."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -122,7 +122,7 @@ def with_recipe(verb: Verb) -> Verb:
     def flagged(**arguments: Any) -> None:
         flags = {name: arguments.pop(name) for name in _RECIPE_FLAGS}
         file: Path | None = arguments.pop("recipe")
-        own = dict(_argument(text) for text in arguments.pop("arguments") or ())
+        own = _arguments(arguments.pop("arguments") or ())
         with report_errors():
             given = read(file) if file is not None else {}
             given = overridden(given, {name: value for name, value in flags.items() if value is not None})
@@ -142,6 +142,18 @@ def with_recipe(verb: Verb) -> Verb:
     flagged.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     flagged.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return flagged
+
+
+def _arguments(texts: Sequence[str]) -> dict[str, str]:
+    """Return the arguments of a builder by name."""
+    pairs = [_argument(text) for text in texts]
+    given = dict(pairs)
+    for name in given:
+        if len(values := [value for other, value in pairs if other == name]) > 1:
+            fail(
+                f"set must name {name} once, got {len(values)} values: for several runs, pass {name}={','.join(values)}"
+            )
+    return given
 
 
 def _argument(text: str) -> tuple[str, str]:

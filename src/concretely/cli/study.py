@@ -2,16 +2,19 @@
 
 import math
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..spelling import number
+from ..training.own_resolve import is_builder_name
 from ..training.recipe import ESTIMATORS
 from .option import Device, MaxBytes, ModelName, folder_of, load_data, option, restore_run, select_device
 from .terminal import (
     console,
+    fail,
     interruptible,
     remark,
     report_errors,
@@ -114,6 +117,9 @@ def _study_gradients(
     from ..training.own_recipe import OwnRecipe
     from ..training.paper import build_model
 
+    if is_builder_name(notation_or_run):
+        todo = f"train it with: concretely train {shlex.quote(notation_or_run)}"
+        fail(f"a model of one's own is studied by the folder of its run, got its builder: {todo}")
     names = COMPARED.split(",") if wished is None else wished
     folder, step, result = Path(notation_or_run), 0, None
     recipes: Any = {}

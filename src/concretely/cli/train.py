@@ -101,7 +101,7 @@ def train(
         moved = given.get("data") if resume else None
         with nullcontext() if world is None else world.in_turn():
             data = load_data(recipes[0], moved, resumed=resume is not None, max_bytes=max_bytes)
-        _train_one(recipes[0], folder, data=data, tensorboard=tensorboard, world=world, **how)
+        _train_one(recipes[0], folder, data=data, samples=score_samples, tensorboard=tensorboard, world=world, **how)
         _score(folder, data, device=device, samples=score_samples, world=world)
 
 
@@ -129,6 +129,7 @@ def recipe_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _train_list(recipes: Sequence["RunRecipe"], folder: Path, **how: Any) -> None:
     """Train several models together, and print their test likelihoods."""
+    from ..experiment.record import score_key
     from ..experiment.search import train_list
     from ..report.table import likelihood_table
 
@@ -136,7 +137,9 @@ def _train_list(recipes: Sequence["RunRecipe"], folder: Path, **how: Any) -> Non
         members = train_list(recipes, folder, **how, monitor=terminal.monitor(stop))
     records = {member.folder.name: record for member, record in members if record is not None}
     if records:
-        terminal.show(likelihood_table(list(records.values()), "test", list(records)))
+        metrics = [record["metrics"] for record in records.values()]
+        split = "test" if all(score_key(known, "test") in known for known in metrics) else "valid"
+        terminal.show(likelihood_table(list(records.values()), split, list(records)))
         terminal.show_path(folder)
     for member, record in members:
         if record is None:
@@ -146,9 +149,11 @@ def _train_list(recipes: Sequence["RunRecipe"], folder: Path, **how: Any) -> Non
 
 
 def _train_one(
-    recipe: "RunRecipe", folder: Path, *, tensorboard: bool, world: "World | None" = None, **how: Any
+    recipe: "RunRecipe", folder: Path, *, samples: int, tensorboard: bool, world: "World | None" = None, **how: Any
 ) -> None:
     """Train a model until it is finished; exit if it diverges or is interrupted."""
+    from ..experiment.scoring import require_scorable
+    from ..experiment.subject import scored_split
     from ..file import FULL, writable_dir
     from ..training.loop import DivergedError, train
     from ..training.parallel import ALONE
@@ -157,7 +162,10 @@ def _train_one(
     with terminal.report_errors():
         ranks = ALONE if world is None else world
         # bad input raises before anything is written
-        TrainState.of(recipe, how["data"], device=how["device"], world=ranks).dry_run()
+        state = TrainState.of(recipe, how["data"], device=how["device"], world=ranks)
+        state.dry_run()
+        if world is None:
+            require_scorable(recipe, state.model, how["data"], split=scored_split(how["data"]), samples=samples)
         if world is None or world.is_first:
             writable_dir(folder)
     terminal.remark(f"{recipe.toml()}# {how['data'].source}", style="dim")
@@ -194,7 +202,7 @@ def _smaller_lr(recipe: "RunRecipe", folder: Path) -> str:
 def _score(folder: Path, data: Any, *, device: "torch.device", samples: int, world: "World | None" = None) -> None:
     """Score the trained model in a folder, and write its report. Several ranks share the work; the first one writes."""
     from ..experiment.scoring import add_scores, score_split
-    from ..experiment.subject import has_split
+    from ..experiment.subject import scored_split
     from ..training.folder import restored
     from ..training.parallel import ALONE
 
@@ -205,7 +213,7 @@ def _score(folder: Path, data: Any, *, device: "torch.device", samples: int, wor
             terminal.remark(f"{sentence}; scoring the one of step {run.step:,}")
         score = f"concretely evaluate {shlex.quote(str(folder))}"
         with terminal.interruptible(f"stopped; the model is trained and saved, but not scored; score it with: {score}"):
-            split = "test" if has_split(data, "test") else "valid"
+            split = scored_split(data)
             likelihood = score_split(run.recipe, model, data, split=split, samples=samples, progress=True, world=world)
         if not world.is_first:
             return

@@ -73,12 +73,18 @@ def load_arrays(path: Path, *, max_bytes: int | None = None) -> Arrays:
             must = "must have arrays train, or train_x, train_y and so on, and likewise for valid and test"
             raise ValueError(f"{str(path)!r} {must}, got {key!r}")
         splits.setdefault(split, {})[name] = array
+        if "" in splits[split] and len(splits[split]) > 1:
+            named = f"{split}_{next(filter(None, splits[split]))}"
+            raise ValueError(f"{str(path)!r} must have {split!r} or arrays such as {named!r}, got both")
     if "train" not in splits:
         raise ValueError(f"{str(path)!r} must have an array 'train' or arrays 'train_NAME', got none")
     held_out = ""
     _require_alike(path, "train", splits["train"], splits["train"])
     if "valid" not in splits:
         points = len(next(iter(splits["train"].values())))
+        if points < 2:
+            must = "must have at least two training points, of which one is held out, or arrays for valid"
+            raise ValueError(f"{str(path)!r} {must}, got one point")
         order, held = np.random.RandomState(SEED).permutation(points), max(1, int(HELD_OUT * points))
         shuffled = {name: array[order] for name, array in splits["train"].items()}
         splits["valid"] = {name: array[-held:] for name, array in shuffled.items()}
@@ -86,8 +92,10 @@ def load_arrays(path: Path, *, max_bytes: int | None = None) -> Arrays:
         held_out = ", of which a tenth of the training points is held out for validation"
     for split, arrays in splits.items():
         _require_alike(path, split, arrays, splits["train"])
+    odd = sum(int((~np.isfinite(array)).sum()) for arrays in splits.values() for array in arrays.values())
+    remark = f" {odd:,} of its values {'is' if odd == 1 else 'are'} not finite." if odd else ""
     ordered = {split: _inputs(splits[split]) for split in SPLITS if split in splits}
-    return Arrays(str(path), ordered, source=f"{str(path)!r}{held_out}.")
+    return Arrays(str(path), ordered, source=f"{str(path)!r}{held_out}.{remark}")
 
 
 def _require_alike(

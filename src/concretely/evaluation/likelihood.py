@@ -21,7 +21,7 @@ from ..graph.mode import Discrete, Enumerate, Mode, Request
 from ..graph.program import eval_mode
 from ..model.model import Model
 from ..objective import log_weights
-from ..spelling import LOOSE, explain_loose
+from ..spelling import explain_loose, format_effective
 from .progress import Advance, counting
 
 PAIRS_ON_CPU, PAIRS_ON_GPU = 4_096, 2**20
@@ -94,7 +94,7 @@ class Likelihood:
         effective = self.effective_sample_size.mean().item()
         text = (
             f"NLL {self.nll:.2f} ± {self.standard_error:.2f} ({self.samples:,} sample{'s' * (self.samples > 1)}{some}, "
-            f"mean effective sample size {effective:,.{0 if effective >= LOOSE else 1}f}, {self.seconds:.1f} s)"
+            f"mean effective sample size {format_effective(effective)}, {self.seconds:.1f} s)"
         )
         return f"{text}. {loose}" if (loose := explain_loose(effective)) else text
 

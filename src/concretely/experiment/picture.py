@@ -11,18 +11,17 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Generator, Tensor, nn
 
-from ..data import Dataset
 from ..distribution import Bernoulli
 from ..evaluation.likelihood import require_positive
 from ..graph.mode import Discrete
-from ..graph.program import eval_mode
+from ..graph.program import eval_mode, signature
 from ..graph.run import run
 from ..graph.trace import Trace
 from ..model import Model
 from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.paper import inputs_of, paper_recipe
 from ..training.rng import Purpose, generator_of
-from .subject import inputs_for, observed_bits, points_of
+from .subject import inputs_for, observed_bits, points_of, scored_split
 
 POINTS = 12
 """The number of data points in the pictures of a report."""
@@ -38,6 +37,8 @@ class Picture:
     """The data points: one for each row of completions or column of reconstructions. None for samples."""
     context: Tensor | None = None
     """The context of each row of completions, else None."""
+    shape: tuple[int, ...] = ()
+    """The shape of an image of one's own: height and width, maybe with channels first or last. Empty if unknown."""
 
 
 def sample_picture(
@@ -53,9 +54,16 @@ def sample_picture(
     if not isinstance(model, Model):
         raise ValueError("a model must have a generative program p to draw samples, got a program")
     if isinstance(recipe, OwnRecipe):
+        _, *inputs = signature(model.p).parameters.values()
+        if needed := [
+            given.name for given in inputs if given.default is given.empty and given.kind != given.VAR_KEYWORD
+        ]:
+            raise ValueError(
+                f"p must run without inputs to draw samples, but needs {', '.join(needed)}: use concretely.run"
+            )
         columns = 12 if columns is None else columns
         made = sample_pixels(model, rows * columns, generator=generator)
-        return Picture(made.flatten(1).unflatten(0, (rows, columns)))
+        return Picture(made.flatten(1).unflatten(0, (rows, columns)), shape=tuple(made.shape[1:]))
     own = paper_recipe(recipe)
     if own.architecture.context is None:
         columns = 12 if columns is None else columns
@@ -85,7 +93,7 @@ def report_pictures(recipe: RunRecipe, model: nn.Module, data: Any) -> dict[str,
 
 def _own_pictures(recipe: OwnRecipe, model: nn.Module, data: Any, generator: Generator) -> dict[str, Picture]:
     """Return samples and reconstructions if a model describes images of bits, else nothing."""
-    split = "test" if isinstance(data, Dataset) or "test" in data.splits else "valid"
+    split = scored_split(data)
     if not isinstance(model, Model) or observed_bits(recipe, model, data, split) is None:
         return {}
     pictures = dict[str, Picture]()
@@ -95,7 +103,8 @@ def _own_pictures(recipe: OwnRecipe, model: nn.Module, data: Any, generator: Gen
     (x,) = inputs_for(recipe, model, data, split, index)
     with suppress(TypeError, ValueError, RuntimeError):
         made = reconstruct_pixels(model, x, generator=generator)
-        pictures["reconstructions"] = Picture(made.flatten(1).unsqueeze(0), x.flatten(1))
+        shape = tuple(x.shape[1:]) if made[0].numel() == x[0].numel() else ()
+        pictures["reconstructions"] = Picture(made.flatten(1).unsqueeze(0), x.flatten(1), shape=shape)
     return pictures
 
 

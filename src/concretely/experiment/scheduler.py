@@ -27,7 +27,7 @@ from .board import ProgramState
 from .record import FILE as RECORD
 from .record import is_sufficient, read_record, recipe_settings, score_key
 from .scoring import Precision, abort_on_stop, add_scores
-from .subject import data_name, program_of
+from .subject import data_name, program_of, scored_split
 
 DataOf = Callable[[RunRecipe], Any]
 """Returns the data set of a recipe."""
@@ -273,7 +273,7 @@ def score_member(
     finally:
         if scores:
             record = add_scores(member.folder, run, model, data=data, scores=scores, note=monitor.note)
-            if scores.keys() - {"valid"}:
+            if scores.keys() - {"valid"} or scored_split(data) == "valid":
                 monitor.scored(member.folder, run, model, data, record)
     return current_record(member)
 

@@ -20,8 +20,10 @@ from ..file import file_lock
 from ..graph.program import eval_mode
 from ..model import Model
 from ..model.paper import RARE
+from ..training.builder import first_line
 from ..training.folder import Run
-from ..training.own_recipe import RunRecipe
+from ..training.own import scored
+from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.parallel import ALONE, World
 from ..training.rng import Purpose, generator_of
 from .record import FILE, merge_metrics, read_record, recipe_settings, write_record
@@ -31,6 +33,8 @@ Score = Likelihood | Cost
 """The likelihood of a model, or the cost of a program."""
 Metrics = Mapping[str, dict[str, Any]]
 """Metrics by name."""
+TRIED = 2
+"""The number of data points, and of samples of each, on which scoring is tried before training."""
 
 
 class Precision(NamedTuple):
@@ -55,9 +59,8 @@ def score_split(
 
     The recipe's seed determines the draws. The ranks of a world share the work.
     """
-    device = next(model.parameters()).device
     inputs = inputs_for(recipe, model, data, split)
-    generator = world.noise(generator_of(recipe.seed, Purpose.EVALUATION, device=device))
+    generator = world.noise(generator_of(recipe.seed, Purpose.EVALUATION, device=_device(model)))
     if isinstance(model, Model):
         return evaluate(model, *inputs, samples=samples, generator=generator, **options)
     if options.get("full_points") is not None:
@@ -65,6 +68,18 @@ def score_split(
     started = time.perf_counter()
     values = expected_cost(model, *inputs, samples=samples, generator=generator)
     return Cost(values, samples, time.perf_counter() - started)
+
+
+def require_scorable(recipe: RunRecipe, model: nn.Module, data: Any, *, split: str, samples: int) -> None:
+    """Score two data points by a model of one's own before it is trained, so that errors of scoring cost no work."""
+    if not isinstance(recipe, OwnRecipe) or next(model.parameters(), None) is None:
+        return
+    few, generator = min(samples, TRIED), generator_of(recipe.seed, Purpose.EVALUATION, device=_device(model))
+    try:
+        scored(model, inputs_for(recipe, model, data, split, slice(TRIED)), samples=few, generator=generator)
+    except (ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
+        must = f"the model must run with {few} samples of each data point, as it is scored with {samples:,}"
+        raise ValueError(f"{must}, got {first_line(error)}") from error
 
 
 def relaxed_objective(
@@ -83,7 +98,7 @@ def relaxed_objective(
     `chunk` is the number of pairs of a sample and a data point that run at once.
     """
     estimator, total = relaxed_estimator(recipe, step), points_of(data, split)
-    generator = generator_of(recipe.seed, Purpose.EVALUATION, device=next(model.parameters()).device)
+    generator = generator_of(recipe.seed, Purpose.EVALUATION, device=_device(model))
     points, bounds = max(1, (chunk or PAIRS_ON_CPU) // samples), []
     with eval_mode(model), torch.no_grad(), counting("relaxed graph", total, shown=progress) as advance:
         for first in range(0, total, points):
@@ -92,7 +107,8 @@ def relaxed_objective(
             bounds.append(result.bound.double().cpu())
             advance(len(bounds[-1]))
     title = f"{split} objective of the relaxed graph"
-    meaning = "The objective of training; the NLL is that of the discrete graph. Lower is better."
+    score = "NLL" if isinstance(model, Model) else "cost"
+    meaning = f"The objective of training; the {score} is that of the discrete graph. Lower is better."
     return _metric(-torch.cat(bounds), samples=samples, title=title, meaning=meaning)
 
 
@@ -157,7 +173,7 @@ def add_scores(
     damaged or was edited, the file is kept under another name, a new record is started, and `note` receives a sentence
     about it.
     """
-    environment = describe_environment(str(next(model.parameters()).device))
+    environment = describe_environment(str(_device(model)))
     new = {score_name(score, split): score_metric(score) for split, score in scores.items()} | dict(others)
     if environment != run.environment:  # scored in another environment than trained
         new = {name: {**metric, "environment": environment} for name, metric in new.items()}
@@ -179,6 +195,10 @@ def add_scores(
         record |= {"members": run.members, "finished": run.finished}
         write_record(path, record)
     return record
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
 
 
 def _metric(values: Tensor, **others: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..file import file_lock, read_bytes, writable_dir, write_text
-from ..training.own_recipe import RunRecipe
+from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.own_resolve import resolve_recipe
 from ..training.recipe import FILE, OF_DATA, Member, section_settings
 from ..training.train_state import TrainState
@@ -28,7 +28,8 @@ from .scheduler import (
     load_data,
     require_trainable,
 )
-from .scoring import Precision
+from .scoring import Precision, require_scorable
+from .subject import data_name, program_of, scored_split
 from .work import Score, ScoreSplits, Work
 
 PAPER_GRID = {"lr": "1e-4,3e-4,1e-3", "weight_decay": "0,1e-2,1e-1,1"}
@@ -76,8 +77,9 @@ def train_list(
 ) -> list[ScoredMember]:
     """Train recipes as one program where possible, each in a subfolder, and score them on the test set.
 
-    Another call continues where the last one stopped. Raise KeyboardInterrupt if the monitor stops it. With
-    `on="share"`, calls in several processes share the work.
+    Where data have no test set, they are scored on the validation set. Another call continues where the last one
+    stopped. Raise KeyboardInterrupt if the monitor stops it. With `on="share"`, calls in several processes share the
+    work.
 
     >>> from tempfile import mkdtemp
     >>> recipes = [resolve_recipe(notation="2H-64V", steps=2, seed=seed) for seed in range(2)]
@@ -174,8 +176,15 @@ def _train(
     rungs = [] if halving is None else plan_rungs(len(members), steps=first.steps, factor=halving)
     require_trainable(members)
     data = load_data(members, monitor, max_bytes=max_bytes)
-    # a dry run of one member, so that bad input raises before anything is written
-    TrainState.of(first, data(first), device=device).dry_run()
+    if "test" in score.wanted and any(scored_split(data(member.recipe)) != "test" for member in members):
+        score = ScoreSplits({"valid": score.wanted["test"]})
+    # a dry run, so that bad input raises before anything is written: of one of the paper's models, or of each builder
+    tried = members if isinstance(first, OwnRecipe) else members[:1]
+    for recipe in {(program_of(recipe), data_name(recipe)): recipe for recipe, _ in tried}.values():
+        state = TrainState.of(recipe, data(recipe), device=device)
+        state.dry_run()
+        for split, precision in score.wanted.items():
+            require_scorable(recipe, state.model, data(recipe), split=split, samples=precision.samples)
     writable_dir(out)
     sources = dict.fromkeys(data(member.recipe).source for member in members)
     monitor.note("\n".join([f"{len(members)} members in {out}", *sources]))

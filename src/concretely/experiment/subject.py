@@ -30,9 +30,9 @@ def data_name(recipe: RunRecipe) -> Hashable:
     return recipe.data if isinstance(recipe, OwnRecipe) else data_key(paper_recipe(recipe))
 
 
-def has_split(data: Any, split: str) -> bool:
-    """Return whether data have a split."""
-    return split in data.splits if isinstance(data, Arrays) else True
+def scored_split(data: Any) -> str:
+    """Return the split on which a trained model is scored: `test` or, for a file without one, `valid`."""
+    return "test" if not isinstance(data, Arrays) or "test" in data.splits else "valid"
 
 
 def points_of(data: Any, split: str) -> int:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,13 +21,31 @@ Row = Mapping[str, Any]
 """The metrics at a step: `step`, and `bound`, `discrete` and `valid`, each of which is a number or None."""
 
 
-def draw_curve(history: Sequence[Row | TrainingRow], *, is_bound: bool = True) -> Figure:
+class Words(NamedTuple):
+    """The labels of the curves of an objective."""
+
+    training: str
+    discrete: str
+    validation: str
+    unit: str
+
+
+WORDS = {
+    "bound": Words("training bound", "discrete bound", "validation, − NLL", "nats per data point"),
+    "objective": Words("training objective", "discrete objective", "validation, − score", "objective per data point"),
+    "cost": Words("training, − cost", "discrete graph, − cost", "validation, − cost", "− cost per data point"),
+}
+"""The labels by objective: the bound of a model, the cost of a program, or one of which more is not known."""
+
+
+def draw_curve(history: Sequence[Row | TrainingRow], *, objective: str = "bound") -> Figure:
     """Draw the training bound and, if it differs, the bound of the discrete graph, and shade the gap between them.
 
-    If the objective may be another than a bound in nats, such as a cost, `is_bound` is False. Circles show minus the
-    NLL of the validation set, or minus its score, so that higher is better. The first tenth of the rows does not extend
-    the vertical axis, since early values lie so far below the others that they would flatten the rest.
+    Circles show minus the NLL of the validation set, so that higher is better. If the `objective` is the "cost" of a
+    program, all curves show minus the cost. The first tenth of the rows does not extend the vertical axis, since early
+    values lie so far below the others that they would flatten the rest.
     """
+    words = WORDS[objective]
     figure = Figure(figsize=(7, 3.8), layout="constrained")
     rows = [row if isinstance(row, Mapping) else vars(row) for row in history]
     heights = _heights(rows)
@@ -35,22 +53,14 @@ def draw_curve(history: Sequence[Row | TrainingRow], *, is_bound: bool = True) -
         figure.text(0.5, 0.5, "Nothing has been recorded yet.", ha="center", va="center", color=INK)
         return figure
     axes = figure.add_subplot()
-    _draw_bounds(axes, rows, "bound" if is_bound else "objective")
+    _draw_bounds(axes, rows, words)
     if points := _known(rows, "valid"):
         nlls = [-nll for nll in points.values()]
-        axes.plot(
-            list(points),
-            nlls,
-            "o",
-            color=DARK,
-            markerfacecolor="white",
-            label=f"validation, − {'NLL' if is_bound else 'score'}",
-            zorder=4,
-        )
+        axes.plot(list(points), nlls, "o", color=DARK, markerfacecolor="white", label=words.validation, zorder=4)
     low, high = min(_heights(rows[len(rows) // 10 :]) or heights), max(heights)
     room = 0.05 * (high - low) or 1.0
     axes.set(xlim=(0, 1.02 * max(1, *(row["step"] for row in rows))), ylim=(low - room, high + room))
-    _label(axes, "step", "nats per data point" if is_bound else "objective per data point")
+    _label(axes, "step", words.unit)
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.grid(axis="y", color=PALE, linewidth=0.4, alpha=0.6)
@@ -94,12 +104,12 @@ def _label(axes: Axes, x: str, y: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_bounds(axes: Axes, rows: Sequence[Row], name: str) -> None:
+def _draw_bounds(axes: Axes, rows: Sequence[Row], words: Words) -> None:
     """Draw the training bound and, if it differs, the discrete bound, and shade the gap between them."""
     bound, discrete = _known(rows, "bound"), _known(rows, "discrete")
-    lines = [(f"training {name}", bound, STRONG)]
+    lines = [(words.training, bound, STRONG)]
     if any(bound.get(step) != height for step, height in discrete.items()):
-        lines.append((f"discrete {name}", discrete, DARK))
+        lines.append((words.discrete, discrete, DARK))
         if steps := [step for step in discrete if step in bound]:
             trained, rounded = ([heights[step] for step in steps] for heights in (bound, discrete))
             late = slice(-math.ceil(len(steps) / 10), None)  # single rows are noisy

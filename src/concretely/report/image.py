@@ -20,6 +20,9 @@ DATA, MODEL, BLANK = "Greys", "Blues", "#e4e4e4"
 TILE, GAP, MARGIN, NOTE = 120, 14, 24, 44
 """Sizes in dots: the approximate side of an image, the space between images, the margin, and the note below."""
 
+COLORS = 3
+"""The number of channels of an image in colour."""
+
 BROAD = 12
 """The maximum number of reconstructions in a row."""
 
@@ -38,9 +41,10 @@ def draw_picture(picture: Picture) -> Figure:
     """
     context, x, made = picture.context, picture.data, picture.model
     if x is None:
-        return _page([_tiles(row, MODEL) for row in pixels(made)], "p(x = 1 | z) for z ∼ p(z)")
+        return _page([_tiles(row, MODEL) for row in _images(made, picture.shape)], "p(x = 1 | z) for z ∼ p(z)")
     if context is None:
-        data_tiles, model_tiles = _tiles(pixels(x), DATA), _tiles(pixels(made[0]), MODEL)
+        truths, images = (_images(part, picture.shape) for part in (x, made[0]))
+        data_tiles, model_tiles = _tiles(truths, DATA), _tiles(images, MODEL)
         parts = [slice(first, first + BROAD) for first in range(0, len(x), BROAD)]
         rows = [half[part] for part in parts for half in (data_tiles, model_tiles)]
         return _page(rows, "data x, and below p(x = 1 | z) for z ∼ q(z | x)")
@@ -69,10 +73,22 @@ def pixels(bits: Shaped[Tensor, "*batch width"], side: int | None = None) -> Flo
     return filled.view(*bits.shape[:-1], -1, side)
 
 
-class Strip(NamedTuple):
-    """The pixels of an image, or of some of its rows, and their colour map."""
+def _images(bits: Shaped[Tensor, "*batch width"], shape: tuple[int, ...]) -> Float[Tensor, "..."]:
+    """Reshape bits or probabilities to images of a shape. Three channels are colours; others are side by side."""
+    if len(shape) not in (2, 3) or (len(shape) == 2 and 1 in shape):
+        return pixels(bits)
+    images: Tensor = bits.detach().float().cpu().unflatten(-1, shape)
+    if len(shape) == 2 or (shape[-1] == COLORS and shape[0] != COLORS):
+        return images
+    if shape[-1] == 1:
+        return images.squeeze(-1)
+    return images.movedim(-3, -1) if shape[0] == COLORS else images.movedim(-3, -2).flatten(-2)
 
-    pixels: Float[Tensor, "height side"]
+
+class Strip(NamedTuple):
+    """The pixels of an image, or of some of its rows, and their colour map, which is not used if they have colours."""
+
+    pixels: Float[Tensor, "height side *colors"]
     shades: str
 
 
@@ -107,5 +123,5 @@ def _page(rows: Sequence[Sequence[Tile]], note: str) -> Figure:
     return figure
 
 
-def _tiles(images: Float[Tensor, "images height side"], shades: str) -> list[Tile]:
+def _tiles(images: Float[Tensor, "images height side *colors"], shades: str) -> list[Tile]:
     return [(Strip(image, shades),) for image in images]

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from ..experiment.picture import Picture
 from ..experiment.record import format_metric, format_value, is_corrected, model_title
 from ..file import atomic_write, write_text
-from ..spelling import explain_loose, printable
+from ..spelling import explain_loose, format_effective, printable
 from ..training.folder import Run
 from ..training.own_method import is_named
 from ..training.own_recipe import OwnRecipe
@@ -56,7 +56,10 @@ class Image(NamedTuple):
 def write_report(folder: Path, run: Run, record: Mapping[str, Any], pictures: Mapping[str, Picture]) -> Path:
     """Write the pictures and the page of a run into its folder, and return the path of the page."""
     images = {name: embed_figure(CAPTIONS[name], draw_picture(picture)) for name, picture in pictures.items()}
-    curve = curve_image([asdict(row) for row in run.rows], is_bound=not isinstance(run.recipe, OwnRecipe))
+    objective = "objective" if isinstance(run.recipe, OwnRecipe) else "bound"
+    if any(name.endswith("_cost") for name in record.get("metrics", {})):
+        objective = "cost"
+    curve = curve_image([asdict(row) for row in run.rows], objective=objective)
     for name, image in {**images, "curve": curve}.items():
         with atomic_write(folder / f"{name}.png") as file:
             file.write_bytes(image.content)
@@ -71,13 +74,14 @@ def embed_figure(caption: str, figure: Figure, kind: Literal["png", "svg"] = "pn
     return Image(caption, KINDS[kind], render_figure(figure, kind), round(width), round(height))
 
 
-def curve_image(rows: Sequence[Row], *, is_bound: bool = True) -> Image:
+def curve_image(rows: Sequence[Row], *, objective: str = "bound") -> Image:
     """Render the training curve, with a caption that gives its last values (see `draw_curve`)."""
-    last, (name, unit) = rows[-1] if rows else {}, ("bound", " nats") if is_bound else ("objective", "")
-    ends = ((f"training {name}", last.get("bound")), (f"discrete {name}", last.get("discrete")))
-    texts = [f"the {name} is {format_value(value, None)}{unit}" for name, value in ends if value is not None]
-    caption = f"At step {last['step']:,} " + " and ".join(texts) + "." if texts else f"The {name} against steps."
-    return embed_figure(caption, draw_curve(rows, is_bound=is_bound))
+    last = rows[-1] if rows else {}
+    sign, unit = -1 if objective == "cost" else 1, " nats" if objective == "bound" else ""
+    ends = ((f"training {objective}", last.get("bound")), (f"discrete {objective}", last.get("discrete")))
+    texts = [f"the {name} is {format_value(sign * value, None)}{unit}" for name, value in ends if value is not None]
+    caption = f"At step {last['step']:,} " + " and ".join(texts) + "." if texts else f"The {objective} against steps."
+    return embed_figure(caption, draw_curve(rows, objective=objective))
 
 
 def node_table(metrics: Mapping[str, float]) -> dict[str, str]:
@@ -171,9 +175,9 @@ def _metric(name: str, metric: Mapping[str, Any]) -> dict[str, Any]:
     if "samples" in metric:
         some = f" for {metric['full_points']:,} of {metric['points']:,} data points" if is_corrected(metric) else ""
         samples = f"{metric['samples']:,} sample{'s' * (metric['samples'] != 1)} of the latents{some}"
-        size = metric.get("effective_sample_size")
-        effective = "" if size is None else f", with a mean effective sample size of {size:.3g}"
-        meaning += [f"Estimated from {samples}{effective}.", explain_loose(metric.get("effective_sample_size"))]
+        effective = metric.get("effective_sample_size")
+        size = "" if effective is None else f"The mean effective sample size is {format_effective(effective)}."
+        meaning += [f"Estimated from {samples}.", size, explain_loose(effective)]
     title = metric.get("title", " ".join(word.upper() if word == "nll" else word for word in words))
     about = {"text": format_metric(metric), "meaning": " ".join(filter(None, meaning))}
     return {"name": title, "value": metric.get("value"), **about}

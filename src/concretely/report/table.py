@@ -12,6 +12,7 @@ from ..experiment.grid import differing_keys, flat, format_setting
 from ..experiment.paper import SPLITS, CellResult
 from ..experiment.record import format_metric, is_corrected, model_title, score_key, validation_nll
 from ..spelling import LOOSE, format_difference, format_number, is_loose, printable
+from ..training.own_recipe import OBJECTS
 from ..training.recipe import Member
 
 if TYPE_CHECKING:
@@ -115,9 +116,11 @@ def sweep_table(
     stopped: Sequence[Member] = (),
 ) -> Table:
     """Return the members of a sweep as a table for the terminal, the best in bold, and those stopped early marked."""
-    table = plain_table(title, f"validation NLL in nats from {samples:,} samples ± standard error")
+    is_cost = any(record is not None and "valid_cost" in record["metrics"] for _, record in ranked)
+    score, text = ("cost", "validation cost") if is_cost else ("NLL", "validation NLL in nats")
+    table = plain_table(title, f"{text} from {samples:,} samples ± standard error")
     keys = differing_keys([member.recipe for member, _ in ranked])
-    for header in (*keys, "NLL", "steps", "seconds", ""):
+    for header in (*keys, score, "steps", "seconds", ""):
         table.add_column(header, justify="right" if header else "left", no_wrap=True)
     for index, (member, record) in enumerate(ranked):
         values = [format_setting(flat(member.recipe).get(name)) for name in keys]
@@ -173,7 +176,7 @@ def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Se
 
 
 def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
-    """Return a sentence that says which of several runs has the lowest NLL, and by how much.
+    """Return a sentence that says which of several runs has the lowest NLL, and by how much, if all have the same data.
 
     >>> def record(estimator, value):
     ...     metrics = {"test_nll": {"value": value, "standard_error": 0.2}, "test_factorised_nll": {"value": 27.0}}
@@ -186,6 +189,9 @@ def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
         value = record["metrics"][score_key(record["metrics"], split)].get("value")
         return math.inf if value is None else float(value)
 
+    digests = {record.get("data") for record in records if record["recipe"].get("data") != OBJECTS}
+    if len(digests) > 1:
+        return "the runs have different data, so that none is the best"
     best, second, *_ = sorted(records, key=nll)
     if not math.isfinite(nll(second)):
         return f"fewer than two runs have a finite score on {split}"

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
@@ -71,13 +72,53 @@ def require_arguments(build: Build, arguments: Mapping[str, Any]) -> None:
 def built(build: Build, arguments: Mapping[str, Any], *, seed: int) -> nn.Module:
     """Call a builder with the global generators seeded, and return its model or program as a module."""
     require_arguments(build, arguments)
+    return _as_model(build, _called(build, arguments, seed=seed))
+
+
+def built_by_name(name: str, arguments: Mapping[str, Any], *, seed: int) -> nn.Module:
+    """Import a builder by its name and call it. An error of its own code becomes one sentence that says where.
+
+    >>> built_by_name("torch.nn:Linear", {"in_features": 2, "out_features": 3}, seed=0)
+    Linear(in_features=2, out_features=3, bias=True)
+    """
+    build = imported(name)
+    require_arguments(build, arguments)
+    try:
+        target = _called(build, arguments, seed=seed)
+    except Exception as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        why = f"{type(error).__name__}{_place(error)}: {first_line(error)}"
+        raise ValueError(f"{name} must build a model from {given or 'its defaults'}, got {why}") from error
+    return _as_model(build, target)
+
+
+def _called(build: Build, arguments: Mapping[str, Any], *, seed: int) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed_of(seed, Purpose.INITIAL))
-        target = build(**arguments)
+        return build(**arguments)
+
+
+def _as_model(build: Build, target: Any) -> nn.Module:
     if not callable(target) or isinstance(target, type):
         title = name_of(build) or "the builder"
         raise ValueError(f"{title} must return a Model or a program, got {type(target).__name__}")
     return as_module("program", target)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of the text of an error."""
+    return (str(error).splitlines() or [""])[0]
+
+
+def _place(error: Exception) -> str:
+    """Return the innermost line of the user's code that an error passed through, such as ` at my_model.py:12`."""
+    others = Path(torch.__file__).parent, Path(importlib.__file__).parent, Path(__file__).parents[1]
+    frames = [
+        frame
+        for frame in extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<") and not any(map(Path(frame.filename).is_relative_to, others))
+    ]
+    return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
 
 def name_of(target: Any) -> str:
@@ -125,6 +166,9 @@ def imported(name: str) -> Build:
         target = getattr(target, part)
     if not callable(target):
         raise ValueError(f"a model must be built by a function, got {type(target).__name__} in {name}")
+    if not is_builder(target):
+        kind = "module" if isinstance(target, nn.Module) else "program"
+        raise ValueError(f"{name} must build a model, but it is a {kind} itself: name a function that returns it")
     build: Build = target
     return build
 
@@ -147,4 +191,7 @@ def _module_of(place: str, name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except ImportError as error:
         raise ValueError(f"model must be importable, such as package.module:build, got {name!r}: {error}") from None
+    except Exception as error:
+        why = f"{type(error).__name__}{_place(error)}: {first_line(error)}"
+        raise ValueError(f"model must be importable, but importing {name!r} raised {why}") from error
     return module

@@ -23,7 +23,7 @@ from ..model import Model
 from ..model.model import Function
 from ..objective import Objective
 from ..schedule import Schedule, at_step, lr_factor
-from .builder import takes_draw
+from .builder import first_line, takes_draw
 from .feed import Inputs
 from .own_loss import (
     BETA,
@@ -149,8 +149,8 @@ def _running_on(data: str, batch: Inputs) -> Iterator[None]:
     except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
         leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         shapes = " and ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves)
-        why = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"the model must run on a batch of {data}, of {shapes or 'no tensor'}, got {why}") from error
+        must = f"the model must run on a batch of {data}, of {shapes or 'no tensor'}"
+        raise ValueError(f"{must}, got {first_line(error)}") from error
 
 
 def _try_validation(model: nn.Module, valid: Source, arrange: Arrange) -> None:

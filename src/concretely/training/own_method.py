@@ -11,16 +11,14 @@ from ..data import WIDTHS, Dataset
 from ..data.arrays import Arrays
 from ..estimator import NVIL, Estimator
 from ..model.model import as_module
-from .builder import built, imported
+from .builder import built_by_name
 from .method import CLASSES
 from .own import MakeEstimator, Options, own_task
-from .own_recipe import OwnRecipe
+from .own_recipe import OBJECTS, OwnRecipe
 from .own_resolve import own_program_key, read_schedule
 from .source import as_source, load_splits
 from .task import Task
 
-OBJECTS = "data"
-"""The name of data that are objects of Python."""
 OwnData = Dataset | Arrays
 """Data with splits: bits, or arrays of a file."""
 
@@ -46,7 +44,7 @@ def own_model(recipe: OwnRecipe, model: Any = None) -> nn.Module:
     try:
         if not recipe.model:
             raise ValueError("it has no name by which it can be imported")
-        return built(imported(recipe.model), recipe.arguments, seed=recipe.seed)
+        return built_by_name(recipe.model, recipe.arguments, seed=recipe.seed)
     except (ValueError, TypeError, AttributeError) as error:
         todo = "name its builder as model or --model, such as file.py:build, or call load(folder, model=build())"
         raise ValueError(f"the model of this run cannot be built by its name: {error}; {todo}") from None
@@ -55,7 +53,7 @@ def own_model(recipe: OwnRecipe, model: Any = None) -> nn.Module:
 def own_task_of(recipe: OwnRecipe, data: OwnData, *, device: torch.device | str = "cpu") -> Task:
     """Return the task of a recipe, with a new model on a device."""
     place = torch.device(device)
-    model = built(imported(recipe.model), recipe.arguments, seed=recipe.seed)
+    model = built_by_name(recipe.model, recipe.arguments, seed=recipe.seed)
     sources = [
         as_source(data.split(split), device=place, note=lambda sentence: None, name=data.name)
         for split in (("train", "valid") if recipe.validate else ("train",))

@@ -20,6 +20,9 @@ REAL = ("lr", "clip", "ema")
 UNNAMED = re.compile(r"<.*> at 0x[0-9a-f]+|0x[0-9a-f]+")
 """Matches the addresses in the text of an object, which differ between processes."""
 
+OBJECTS = "data"
+"""The name of data that are objects of Python."""
+
 
 @runtime_checkable
 class RunRecipe(Protocol):
@@ -158,6 +161,8 @@ def require_options(optimizer: Any, schedule: Any, lr: Any, beta: Any, inputs: A
     _require(all(rate is None or _is_number(rate) for rate in rates), "lr", "be a number, or a list of numbers", lr)
     must = "be a number, or a schedule such as Warmup(1000)"
     _require(beta is None or _is_real(beta) or callable(beta), "beta", must, beta)
+    if _is_real(beta):
+        require_weight(beta)
     _require(inputs is None or callable(inputs), "inputs", "be a function from a batch to the inputs", inputs)
     holds = _is_real(checkpoint_seconds) and checkpoint_seconds >= 0
     _require(holds, "checkpoint_seconds", "be a number that is not negative", checkpoint_seconds)
@@ -183,6 +188,11 @@ def require_schedules(schedules: Mapping[str, Any], steps: int) -> None:
 def _is_number(value: Any) -> bool:
     """Return whether a value is one number, which may be that of numpy or torch."""
     return isinstance(value, SupportsFloat) and getattr(value, "shape", ()) == ()
+
+
+def require_weight(beta: float) -> None:
+    """Raise an error in one sentence unless a number can be the weight of the KL."""
+    _require(0 <= beta < math.inf, "beta", "be finite and not negative", beta)
 
 
 def _is_real(value: Any) -> bool:

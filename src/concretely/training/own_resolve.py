@@ -8,7 +8,7 @@ from typing import Any
 from ..schedule import Annealing, Schedule, Warmup
 from ..spelling import did_you_mean, number
 from .origin import FILE as ORIGIN
-from .own_recipe import REAL, WHOLE, OwnRecipe, RunRecipe, read_argument, require_possible
+from .own_recipe import REAL, WHOLE, OwnRecipe, RunRecipe, read_argument, require_possible, require_weight
 from .recipe import ESTIMATORS, FILE, LR_SCHEDULES, OPTIMIZERS, resolve
 
 BUILDER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|.+\.py:[A-Za-z_][\w.]*")
@@ -100,6 +100,8 @@ def read_schedule(name: str, text: str) -> Schedule:
     """
     parts = [number(part) for part in text.split(":")]
     if len(parts) == 1 and parts[0] == parts[0]:
+        if name == "beta":
+            require_weight(parts[0])
         return parts[0]
     if len(parts) != 3 or any(part != part for part in parts) or parts[2] != parts[2] // 1:
         raise ValueError(f"{name} must be a number, or start:end:steps such as 1:1/2:10000, got {text!r}")
