@@ -16,7 +16,7 @@ from torch import nn
 
 from ..graph.program import Draw
 from ..model.model import as_module
-from ..spelling import did_you_mean
+from ..spelling import did_you_mean, first_line
 from .rng import Purpose, seed_of
 
 Build = Callable[..., Any]
@@ -103,11 +103,6 @@ def _as_model(build: Build, target: Any) -> nn.Module:
         title = name_of(build) or "the builder"
         raise ValueError(f"{title} must return a Model or a program, got {type(target).__name__}")
     return as_module("program", target)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of the text of an error."""
-    return (str(error).splitlines() or [""])[0]
 
 
 def _place(error: Exception) -> str:
