@@ -128,7 +128,7 @@ def test_of_two_scores_of_a_part_that_which_tells_more_stays(
     metric = json.loads((tmp_path / "record.json").read_text())["metrics"]["test_nll"]
     assert metric["full_points"] == full_points
     told = "samples of the latents" + " for 4 of 10 data points" * (full_points == 4)
-    assert f"{samples} {told}, with a mean effective sample size of " in page({"metrics": {"test_nll": metric}})
+    assert f"{samples} {told}. The mean effective sample size is " in page({"metrics": {"test_nll": metric}})
 
 
 def test_scores_of_other_parameters_are_dropped(folder: Path, tmp_path: Path) -> None:
