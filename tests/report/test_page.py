@@ -132,6 +132,7 @@ def test_the_recipe_can_be_copied_and_made_again(text: str) -> None:
         ({"estimator": "RLOO()"}, None),
         ({"data": "data"}, None),
         ({"model": ""}, None),
+        ({"model": "__main__:build"}, None),
     ],
 )
 def test_a_run_of_ones_own_is_repeated_by_a_command_only_if_all_has_names(
