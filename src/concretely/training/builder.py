@@ -183,7 +183,11 @@ def _module_of(place: str, name: str) -> ModuleType:
             raise ImportError("there is no such file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(path.stem, None)  # so that a mended file is read again
+            raise
     except ImportError as error:
         raise ValueError(f"model must be importable, such as package.module:build, got {name!r}: {error}") from None
     except Exception as error:
