@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..graph.program import Draw
+from ..graph.program import Draw, required_names
 from ..model.model import as_module
 from ..spelling import did_you_mean, first_line
 from .rng import Purpose, seed_of
@@ -56,13 +56,7 @@ def require_arguments(build: Build, arguments: Mapping[str, Any]) -> None:
     for name in arguments:
         if name not in parameters and not takes_any:
             raise ValueError(f"{title} has no parameter {name!r}{did_you_mean(name, parameters)}")
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is parameter.empty and parameter.kind not in kinds
-    ]
-    if missing := [name for name in needed if name not in arguments]:
+    if missing := [name for name in required_names(parameters.values()) if name not in arguments]:
         how = ", ".join(f"{name}=…" for name in missing)
         todo = f"pass arguments=dict({how}), or --set {how.replace(', ', ' --set ')} on the command line"
         program = " (the first parameter of a program is called draw)" if not isinstance(build, type) else ""
