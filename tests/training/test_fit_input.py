@@ -63,7 +63,8 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"schedule": lambda step: 1.0 if step < 29 else torch.nan}, "schedule at step 29 must be a f"),
     ({"temperature": lambda step: 0.29 - 0.01 * step}, "temperature at step 29 must be positive, got "),
     ({"temperature": {"code": lambda step: 29 - step}}, "temperature/code at step 29 must be positive, got 0"),
-    ({"beta": lambda step: None}, "beta at step 0 must be a finite number, got None"),
+    ({"beta": lambda step: None}, "beta at step 0 must be finite and not negative, got None"),
+    ({"beta": lambda step: 1 - step}, "beta at step 29 must be finite and not negative, got -28"),
     ({"valid": bits(width=7)}, "the model must run on a batch of valid, of float32 (2, 7), got mat1 and mat2 shapes"),
     ({"valid": (bits(), LABELS)}, "the model must run on a batch of valid, of float32 (2, 6) and int64 (2,), got "),
     (
