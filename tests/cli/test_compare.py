@@ -47,7 +47,7 @@ def test_none_is_the_best_of_runs_with_different_data(scored: Path) -> None:
     other.mkdir()
     write_record(other / "record.json", {**record, "data": "0" * 64})
     said = call("compare", str(scored), str(other))[1].splitlines()
-    assert "the runs have different data, so that none is the best" in said
+    assert "the runs have different data, so their scores cannot be compared" in said
     assert not any(line.startswith("best: ") for line in said)
 
 

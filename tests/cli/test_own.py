@@ -361,8 +361,8 @@ def test_a_run_of_fit_is_scored_with_its_file_or_with_one_of_its_tensors(data: s
 
 
 def test_what_needs_a_run_or_samples_without_inputs_says_so(tmp_path: Path) -> None:
-    todo = f"train it with: concretely train {BUILD}"
-    sentence = f"a model of one's own is studied by the folder of its run, got its builder: {todo}\n"
+    must = "study must be given the folder of a run, or a notation"
+    sentence = f"{must}, got the builder of a model; train it first: concretely train {BUILD}\n"
     assert call("study", BUILD) == (2, "", sentence)
     x = own.bits(40).numpy()
     path = write(tmp_path / "halves.npz", train_upper=x[:, :3], train_lower=x[:, 3:])
