@@ -14,6 +14,7 @@ from ..model.model import as_module
 from .builder import built_by_name
 from .method import CLASSES
 from .own import MakeEstimator, Options, own_task
+from .own_loss import TEMPERATURE, at_temperatures
 from .own_recipe import OBJECTS, OwnRecipe
 from .own_resolve import own_program_key, read_schedule
 from .source import as_source, load_splits
@@ -85,11 +86,13 @@ def estimator_from_text(text: str, temperature: str | None = None, prior: str | 
     if text == "nvil":
         return NVIL
     if text in CLASSES:
-        given = {}
-        for name, value in (("temperature", temperature), ("prior_temperature", prior)):
+        given = dict[str, float]()
+        for name, value in ((TEMPERATURE, temperature), ("prior_temperature", prior)):
             schedule = None if value is None else read_schedule(name, value)
             if schedule is not None:
                 given[name] = schedule(0) if callable(schedule) else schedule
+        if given.keys() == {TEMPERATURE}:  # the KL stays that of the default, as with the temperature of `fit`
+            return at_temperatures(CLASSES[text](), given)
         return CLASSES[text](**given)
     return _written(text)
 
