@@ -81,6 +81,9 @@ def test_folders_without_the_score_are_refused(scored: Path, tmp_path: Path) -> 
     code, stdout, stderr = call("compare", str(scored))
     assert (code, stdout) == (2, "")
     assert stderr.startswith("a record must be JSON, got a damaged file")
+    (scored / "record.json").unlink()
+    todo = f"got {str(scored)!r}, which has no record.json: score it with: concretely evaluate {scored}\n"
+    assert call("compare", str(scored)) == (2, "", f"{must}, {todo}")
 
 
 def test_comparing_needs_no_torch(scored: Path) -> None:

@@ -104,6 +104,13 @@ def test_a_list_without_test_data_is_scored_on_its_validation_data(tmp_path: Pat
     assert code == 0, stderr
     assert "valid NLL" in stdout
     assert (tmp_path / "list" / "seed=1" / "report.html").exists()
+    runs = [str(tmp_path / "list" / name) for name in ("seed=0", "seed=1")]
+    assert call("evaluate", runs[0], "--samples", "2")[1].startswith("valid NLL ")
+    has_not = (
+        f"{runs[0]!r} has not been scored on 'test'; compare the scores on 'valid' with --split valid, or score it "
+    )
+    assert call("compare", *runs)[2].startswith(has_not)
+    assert call("compare", *runs, "--split", "valid")[0] == 0
 
 
 @pytest.mark.parametrize("several", [[], ["--seed", "0,1"]], ids=["one run", "a list"])
