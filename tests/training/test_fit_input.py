@@ -264,7 +264,7 @@ def test_another_setting_in_the_same_folder_is_refused_and_the_run_stays(tmp_pat
     fitted(build, out=tmp_path, callbacks=stopping(7))
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     must = "a resumed run must keep its recipe except for steps"
-    sentence = f"^{must}, got other values of lr: restore them, or start a new run$"
+    sentence = f"^{must}, got other values of lr: restore them, or start a new run in another folder or with overwrite$"
     with pytest.raises(ValueError, match=sentence):
         fitted(build, out=tmp_path, lr=0.02)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
