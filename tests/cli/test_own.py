@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import concretely as c
 from concretely.training.folder import load_recipe
+from concretely.training.own_recipe import OwnRecipe
 
 from ..training import own
 from .command import call
@@ -394,6 +395,13 @@ class Half(nn.Module):
 
 def half() -> c.Model:
     return c.Model(Half())
+
+
+def test_a_run_of_a_script_is_resumed_by_the_script(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(OwnRecipe(model="__main__:build").toml())
+    must = f"a run of a script must be resumed by the script, got {str(tmp_path)!r}: run the script again\n"
+    for given in ((), (BUILD,)):
+        assert call("train", *given, "--resume", str(tmp_path)) == (2, "", must)
 
 
 def test_a_builder_may_be_in_a_file(data: str, tmp_path: Path) -> None:
