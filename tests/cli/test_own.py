@@ -10,10 +10,12 @@ import pytest
 from torch import Tensor, nn
 
 import concretely as c
+from concretely.experiment.subject import relaxed_estimator
 from concretely.training.folder import load_recipe
 from concretely.training.own_recipe import OwnRecipe
 
 from ..training import own
+from ..training.example import assert_same
 from .command import call
 
 pytestmark = pytest.mark.usefixtures("unpictured")
@@ -395,6 +397,24 @@ class Half(nn.Module):
 
 def half() -> c.Model:
     return c.Model(Half())
+
+
+@pytest.mark.parametrize(
+    "temperature",
+    [0.3, c.Annealing(1.0, 0.3, 8), {"code": 0.3}, {"code": c.Annealing(1.0, 0.3, 8)}],
+    ids=["number", "schedule", "by node", "schedule by node"],
+)
+def test_the_temperature_of_a_run_of_fit_is_read_from_its_recipe(temperature: Any, data: str, tmp_path: Path) -> None:
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    for folder, steps in ((straight, 8), (resumed, 4)):
+        own.fitted(own.build, data, estimator=c.Pathwise(), temperature=temperature, steps=steps, out=folder)
+    code, _, stderr = call("train", "--resume", str(resumed), "--steps", "8", "--score-samples", "2")
+    assert code == 0, stderr
+    assert_same(own.exported(resumed), own.exported(straight))
+    by_node = isinstance(temperature, dict)
+    assert relaxed_estimator(load_recipe(straight), 8) == c.Pathwise({"code": 0.3} if by_node else 0.3, kl="analytic")
+    code, stdout, _ = call("evaluate", str(straight), "--samples", "2", "--relaxed")
+    assert (code, "relaxed graph" in stdout) == (0, True)
 
 
 def test_a_run_of_a_script_is_resumed_by_the_script(tmp_path: Path) -> None:
