@@ -46,6 +46,15 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 and text.isprintable() else type(value).__name__
 
 
+def first_line(error: BaseException) -> str:
+    r"""Return the first line of the text of an error, or its type if it has no text.
+
+    >>> first_line(ValueError("no model\nhere")), first_line(AssertionError())
+    ('no model', 'AssertionError')
+    """
+    return (str(error).splitlines() or [""])[0] or type(error).__name__
+
+
 def number(text: str) -> float:
     """Parse a number or a fraction; return NaN if the text is neither.
 

@@ -47,7 +47,7 @@ def test_none_is_the_best_of_runs_with_different_data(scored: Path) -> None:
     other.mkdir()
     write_record(other / "record.json", {**record, "data": "0" * 64})
     said = call("compare", str(scored), str(other))[1].splitlines()
-    assert "the runs have different data, so that none is the best" in said
+    assert "the runs have different data, so their scores cannot be compared" in said
     assert not any(line.startswith("best: ") for line in said)
 
 
@@ -81,6 +81,9 @@ def test_folders_without_the_score_are_refused(scored: Path, tmp_path: Path) -> 
     code, stdout, stderr = call("compare", str(scored))
     assert (code, stdout) == (2, "")
     assert stderr.startswith("a record must be JSON, got a damaged file")
+    (scored / "record.json").unlink()
+    todo = f"got {str(scored)!r}, which has no record.json: score it with: concretely evaluate {scored}\n"
+    assert call("compare", str(scored)) == (2, "", f"{must}, {todo}")
 
 
 def test_comparing_needs_no_torch(scored: Path) -> None:

@@ -10,9 +10,12 @@ import pytest
 from torch import Tensor, nn
 
 import concretely as c
+from concretely.experiment.subject import relaxed_estimator
 from concretely.training.folder import load_recipe
+from concretely.training.own_recipe import OwnRecipe
 
 from ..training import own
+from ..training.example import assert_same
 from .command import call
 
 pytestmark = pytest.mark.usefixtures("unpictured")
@@ -104,6 +107,13 @@ def test_a_list_without_test_data_is_scored_on_its_validation_data(tmp_path: Pat
     assert code == 0, stderr
     assert "valid NLL" in stdout
     assert (tmp_path / "list" / "seed=1" / "report.html").exists()
+    runs = [str(tmp_path / "list" / name) for name in ("seed=0", "seed=1")]
+    assert call("evaluate", runs[0], "--samples", "2")[1].startswith("valid NLL ")
+    has_not = (
+        f"{runs[0]!r} has not been scored on 'test'; compare the scores on 'valid' with --split valid, or score it "
+    )
+    assert call("compare", *runs)[2].startswith(has_not)
+    assert call("compare", *runs, "--split", "valid")[0] == 0
 
 
 @pytest.mark.parametrize("several", [[], ["--seed", "0,1"]], ids=["one run", "a list"])
@@ -361,8 +371,8 @@ def test_a_run_of_fit_is_scored_with_its_file_or_with_one_of_its_tensors(data: s
 
 
 def test_what_needs_a_run_or_samples_without_inputs_says_so(tmp_path: Path) -> None:
-    todo = f"train it with: concretely train {BUILD}"
-    sentence = f"a model of one's own is studied by the folder of its run, got its builder: {todo}\n"
+    must = "study must be given the folder of a run, or a notation"
+    sentence = f"{must}, got the builder of a model; train it first: concretely train {BUILD}\n"
     assert call("study", BUILD) == (2, "", sentence)
     x = own.bits(40).numpy()
     path = write(tmp_path / "halves.npz", train_upper=x[:, :3], train_lower=x[:, 3:])
@@ -387,6 +397,31 @@ class Half(nn.Module):
 
 def half() -> c.Model:
     return c.Model(Half())
+
+
+@pytest.mark.parametrize(
+    "temperature",
+    [0.3, c.Annealing(1.0, 0.3, 8), {"code": 0.3}, {"code": c.Annealing(1.0, 0.3, 8)}],
+    ids=["number", "schedule", "by node", "schedule by node"],
+)
+def test_the_temperature_of_a_run_of_fit_is_read_from_its_recipe(temperature: Any, data: str, tmp_path: Path) -> None:
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    for folder, steps in ((straight, 8), (resumed, 4)):
+        own.fitted(own.build, data, estimator=c.Pathwise(), temperature=temperature, steps=steps, out=folder)
+    code, _, stderr = call("train", "--resume", str(resumed), "--steps", "8", "--score-samples", "2")
+    assert code == 0, stderr
+    assert_same(own.exported(resumed), own.exported(straight))
+    by_node = isinstance(temperature, dict)
+    assert relaxed_estimator(load_recipe(straight), 8) == c.Pathwise({"code": 0.3} if by_node else 0.3, kl="analytic")
+    code, stdout, _ = call("evaluate", str(straight), "--samples", "2", "--relaxed")
+    assert (code, "relaxed graph" in stdout) == (0, True)
+
+
+def test_a_run_of_a_script_is_resumed_by_the_script(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(OwnRecipe(model="__main__:build").toml())
+    must = f"a run of a script must be resumed by the script, got {str(tmp_path)!r}: run the script again\n"
+    for given in ((), (BUILD,)):
+        assert call("train", *given, "--resume", str(tmp_path)) == (2, "", must)
 
 
 def test_a_builder_may_be_in_a_file(data: str, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_a_run_keeps_its_data_wherever_they_are(density: Path, tmp_path: Path) -
     assert call("study", str(density), "--data", others) == (
         2,
         "",
-        f"{sentence}: restore them, or start a new run\n",
+        f"{sentence}: restore them, or start a new run in another folder or with overwrite\n",
     )
 
 

@@ -95,7 +95,8 @@ def test_a_recipe_has_the_temperatures_of_the_estimator(states: int) -> None:
 def test_a_model_of_ones_own_is_trained_by_the_default() -> None:
     run = c.fit(c.density("2H-3V"), X, steps=1, batch=2)
     assert estimator_from_text(run.recipe.estimator) == c.Pathwise() == estimator_from_text("concrete")
-    assert estimator_from_text("concrete", temperature="1/2") == c.Pathwise(0.5)
+    assert estimator_from_text("concrete", "1/2") == c.Pathwise(0.5, kl="analytic")  # as fit(temperature=0.5) trains
+    assert estimator_from_text("concrete", "1/2", "1/3") == c.Pathwise(0.5, 1 / 3)
 
 
 @pytest.mark.parametrize("table", [PAPER, PAPER_PRIOR, MEASURED])

@@ -132,6 +132,7 @@ def test_the_recipe_can_be_copied_and_made_again(text: str) -> None:
         ({"estimator": "RLOO()"}, None),
         ({"data": "data"}, None),
         ({"model": ""}, None),
+        ({"model": "__main__:build"}, None),
     ],
 )
 def test_a_run_of_ones_own_is_repeated_by_a_command_only_if_all_has_names(
@@ -307,12 +308,3 @@ def test_a_browser_shows_the_page_as_it_is_and_runs_no_script_in_it(
     assert picture.read_bytes().startswith(b"\x89PNG")
     dumped = subprocess.run([*browser, "--dump-dom", file.as_uri()], check=True, capture_output=True, text=True).stdout
     assert "<title>32H~64V on digits by concrete</title>" in dumped
-
-
-def test_a_run_of_fit_is_repeated_by_a_command_only_where_there_is_one() -> None:
-    own = {"model": "package:build", "data": "digits", "estimator": "rloo"}
-    assert "<pre>concretely train package:build --recipe recipe.toml</pre>" in page({"recipe": own})
-    for other in ({"model": ""}, {"data": "data"}, {"estimator": "RLOO()"}):
-        text = page({"recipe": {**own, **other}})
-        assert "call <code>concretely.fit</code> with the same model" in text
-        assert "concretely train" not in text

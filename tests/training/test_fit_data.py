@@ -210,6 +210,13 @@ def test_batches_may_have_sequences_of_other_lengths(parts: int, tmp_path: Path)
     assert_same(saved(tmp_path / "stopped"), saved(tmp_path / "straight"))
 
 
+def test_rows_have_the_metrics_of_the_nodes_in_their_batches_only() -> None:
+    rows = fitted(Steps, [bits()[:9, :width] for width in (3, 1, 1)]).rows  # of which each measures another batch
+    assert ["active/z0" in row.metrics for row in rows] == [True, True, True]
+    assert ["active/z2" in row.metrics for row in rows] == [True, False, False]
+    assert not any(name.startswith("drawn") for name in rows[0].values)
+
+
 def test_an_iterator_that_ends_early_is_saved_and_named(tmp_path: Path) -> None:
     quiet = Callbacks(note=lambda sentence: None)
     sentence = "data ended after 12 batches, before the last step: pass a DataLoader or a list, which can be read again"

@@ -63,7 +63,8 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"schedule": lambda step: 1.0 if step < 29 else torch.nan}, "schedule at step 29 must be a f"),
     ({"temperature": lambda step: 0.29 - 0.01 * step}, "temperature at step 29 must be positive, got "),
     ({"temperature": {"code": lambda step: 29 - step}}, "temperature/code at step 29 must be positive, got 0"),
-    ({"beta": lambda step: None}, "beta at step 0 must be a finite number, got None"),
+    ({"beta": lambda step: None}, "beta at step 0 must be finite and not negative, got None"),
+    ({"beta": lambda step: 1 - step}, "beta at step 29 must be finite and not negative, got -28"),
     ({"valid": bits(width=7)}, "the model must run on a batch of valid, of float32 (2, 7), got mat1 and mat2 shapes"),
     ({"valid": (bits(), LABELS)}, "the model must run on a batch of valid, of float32 (2, 6) and int64 (2,), got "),
     (
@@ -263,7 +264,7 @@ def test_another_setting_in_the_same_folder_is_refused_and_the_run_stays(tmp_pat
     fitted(build, out=tmp_path, callbacks=stopping(7))
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     must = "a resumed run must keep its recipe except for steps"
-    sentence = f"^{must}, got other values of lr: restore them, or start a new run$"
+    sentence = f"^{must}, got other values of lr: restore them, or start a new run in another folder or with overwrite$"
     with pytest.raises(ValueError, match=sentence):
         fitted(build, out=tmp_path, lr=0.02)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files

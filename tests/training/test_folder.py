@@ -217,7 +217,7 @@ def test_a_run_that_ran_out_of_patience_has_some_again_with_more_steps(
 def kept(names: str) -> str:
     """What is said if these keys of a recipe have changed."""
     must = "a resumed run must keep its recipe except for steps"
-    return f"{must}, got other values of {names}: restore them, or start a new run"
+    return f"{must}, got other values of {names}: restore them, or start a new run in another folder or with overwrite"
 
 
 @pytest.mark.parametrize(

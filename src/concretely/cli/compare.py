@@ -41,13 +41,16 @@ def compare(
 def _record(run: Path, split: str) -> dict[str, Any]:
     """Read the record of a run that has been scored on a split."""
     from ..experiment.record import FILE, read_record, score_key
+    from ..training.recipe import FILE as RECIPE
 
-    path = run / FILE
+    path, score = run / FILE, f"score it with: concretely evaluate {shlex.quote(str(run))}"
     if not path.is_file():
-        fail(f"run must be the folder of a run that has been scored, got {str(run)!r}, which has no {FILE}")
+        todo = f": {score}" if (run / RECIPE).is_file() else ""
+        fail(f"run must be the folder of a run that has been scored, got {str(run)!r}, which has no {FILE}{todo}")
     with report_errors():
         record = read_record(path)
     if score_key(record["metrics"], split) not in record["metrics"]:
-        command = f"concretely evaluate {shlex.quote(str(run))} --split {split}"
-        fail(f"{str(run)!r} has not been scored on {split!r}; score it with: {command}")
+        has_valid = split == "test" and score_key(record["metrics"], "valid") in record["metrics"]
+        instead = "compare the scores on 'valid' with --split valid, or " if has_valid else ""
+        fail(f"{str(run)!r} has not been scored on {split!r}; {instead}{score} --split {split}")
     return record

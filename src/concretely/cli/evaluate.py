@@ -32,7 +32,9 @@ def evaluate(
         int | None, option("Samples for each data point.", f"the paper's {DENSITY:,}, or {PREDICTION} with a context")
     ] = None,
     *,
-    split: Annotated[str, typer.Option(help="Split: test, valid or train.")] = "test",
+    split: Annotated[
+        str | None, option("Split: test, valid or train.", "test, or valid for a file without test")
+    ] = None,
     full_points: FullPoints = None,
     relaxed: Annotated[
         bool, typer.Option("--relaxed", help="Also score the relaxed graph by the objective of training.")
@@ -56,19 +58,21 @@ def evaluate(
     from ..data.dataset import SPLITS
     from ..experiment import scoring
     from ..experiment.record import finite_or_none, format_metric, model_title
-    from ..experiment.subject import has_context, relaxes
+    from ..experiment.subject import has_context, relaxes, scored_split
     from ..spelling import explain_loose
     from ..training.own_recipe import OwnRecipe
     from ..training.parallel import ALONE
 
     with terminal.as_rank(device_name, precision) as world:
-        terminal.require_known("split", split, SPLITS)
+        if split is not None:
+            terminal.require_known("split", split, SPLITS)
         device, ranks = select_device(device_name, precision) if world is None else world.device, world or ALONE
         with ranks.in_turn():  # files that one rank downloads are there for the others
             past, model, data = restore_run(
                 run, device=device, data=data_path, model_name=model_name, max_bytes=max_bytes
             )
         recipe, others = past.recipe, dict[str, dict[str, Any]]()
+        split = scored_split(data) if split is None else split
         if relaxed and not relaxes(recipe):
             terminal.fail(f"relaxed must be left out, as estimator {recipe.estimator!r} trains the discrete graph")
         if samples is None:

@@ -43,7 +43,9 @@ def folder_of(name: str) -> Any:
 RunFolder = Annotated[Path, typer.Argument(**folder_of("run") | {"metavar": "RUN"}, help="Folder of a run.")]
 ModelName = Annotated[
     str | None,
-    option("Own models: the function that builds the model, for a run that was not trained here.", "none", "--model"),
+    option(
+        "Own models: the function that builds the model, for a run of a script or of another user.", "none", "--model"
+    ),
 ]
 MaxBytes = Annotated[
     int | None, option("Memory limit for the arrays of a .npz file, in bytes.", "1 GiB", "--max-bytes")

@@ -118,8 +118,9 @@ def _study_gradients(
     from ..training.paper import build_model
 
     if is_builder_name(notation_or_run):
-        todo = f"train it with: concretely train {shlex.quote(notation_or_run)}"
-        fail(f"a model of one's own is studied by the folder of its run, got its builder: {todo}")
+        must = "study must be given the folder of a run, or a notation"
+        todo = f"train it first: concretely train {shlex.quote(notation_or_run)}"
+        fail(f"{must}, got the builder of a model; {todo}")
     names = COMPARED.split(",") if wished is None else wished
     folder, step, result = Path(notation_or_run), 0, None
     recipes: Any = {}

@@ -230,7 +230,7 @@ def _score(folder: Path, data: Any, *, device: "torch.device", samples: int, wor
 def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> "RunRecipe":
     """Return the recipe of a run to resume."""
     from ..training.folder import load_recipe, runs_in
-    from ..training.origin import require_named
+    from ..training.origin import SCRIPT, require_named
     from ..training.own_recipe import OwnRecipe
 
     others = [name for name in (*given, *(["out"] if out else [])) if name not in ("steps", "data", "model")]
@@ -243,6 +243,8 @@ def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> "RunRecip
             several = not (folder / FILE).exists() and runs_in(folder)
             fail(f"{error}{', or resume all with the command that started them' if several else ''}")
         if isinstance(recipe, OwnRecipe):
+            if recipe.model.startswith(SCRIPT):
+                fail(f"a run of a script must be resumed by the script, got {str(folder)!r}: run the script again")
             require_named(folder, recipe, given.get("model"))
         if "steps" not in given:
             return recipe

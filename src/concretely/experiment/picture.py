@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from ..distribution import Bernoulli
 from ..evaluation.likelihood import require_positive
 from ..graph.mode import Discrete
-from ..graph.program import eval_mode, signature
+from ..graph.program import eval_mode, required_names, signature
 from ..graph.run import run
 from ..graph.trace import Trace
 from ..model import Model
@@ -55,12 +55,9 @@ def sample_picture(
         raise ValueError("a model must have a generative program p to draw samples, got a program")
     if isinstance(recipe, OwnRecipe):
         _, *inputs = signature(model.p).parameters.values()
-        if needed := [
-            given.name for given in inputs if given.default is given.empty and given.kind != given.VAR_KEYWORD
-        ]:
-            raise ValueError(
-                f"p must run without inputs to draw samples, but needs {', '.join(needed)}: use concretely.run"
-            )
+        if needed := required_names(inputs):
+            must = "p must run without inputs to draw samples"
+            raise ValueError(f"{must}, but needs {', '.join(needed)}: use concretely.run")
         columns = 12 if columns is None else columns
         made = sample_pixels(model, rows * columns, generator=generator)
         return Picture(made.flatten(1).unflatten(0, (rows, columns)), shape=tuple(made.shape[1:]))

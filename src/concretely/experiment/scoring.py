@@ -20,7 +20,7 @@ from ..file import file_lock
 from ..graph.program import eval_mode
 from ..model import Model
 from ..model.paper import RARE
-from ..training.builder import first_line
+from ..spelling import first_line
 from ..training.folder import Run
 from ..training.own import scored
 from ..training.own_recipe import OwnRecipe, RunRecipe

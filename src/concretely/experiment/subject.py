@@ -12,10 +12,10 @@ from ..estimator import NVIL, Estimator
 from ..model import Model
 from ..training.method import estimator_at_step
 from ..training.own import arranged
-from ..training.own_loss import at_temperatures, draws_relaxed
-from ..training.own_method import estimator_from_text
+from ..training.own_loss import draws_relaxed
+from ..training.own_method import at_step_of, estimator_from_text
 from ..training.own_recipe import OwnRecipe, RunRecipe
-from ..training.own_resolve import own_program_key, read_schedule
+from ..training.own_resolve import own_program_key
 from ..training.paper import inputs_of, paper_recipe
 from ..training.recipe import data_key, program_key
 
@@ -59,8 +59,7 @@ def relaxed_estimator(recipe: RunRecipe, step: int) -> Estimator:
     if not isinstance(recipe, OwnRecipe):
         return estimator_at_step(paper_recipe(recipe), step)
     estimator: Any = estimator_from_text(recipe.estimator, recipe.temperature, recipe.prior_temperature)
-    schedule = None if recipe.temperature is None else read_schedule("temperature", recipe.temperature)
-    made: Estimator = at_temperatures(estimator, {"temperature": schedule(step)}) if callable(schedule) else estimator
+    made: Estimator = estimator if recipe.temperature is None else at_step_of(estimator, recipe.temperature, step)
     return made
 
 

@@ -69,6 +69,16 @@ def signature(program: Program) -> inspect.Signature:
     return inspect.signature(program)
 
 
+def required_names(parameters: Iterable[inspect.Parameter]) -> list[str]:
+    """Return the names of the parameters that every call must give.
+
+    >>> required_names(inspect.signature(lambda a, b=1, *rest, c, **others: None).parameters.values())
+    ['a', 'c']
+    """
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [given.name for given in parameters if given.default is given.empty and given.kind not in kinds]
+
+
 def variables(program: Program) -> Iterator[tuple[str, nn.Module | Tensor]]:
     """Yield the modules and tensors that a function uses, with their names.
 

@@ -42,9 +42,8 @@ def gumbel_softmax(
 
     Args:
         logits: Unnormalised log probabilities.
-        tau: The temperature: a number, a tensor with one temperature for each row (of the shape of the logits without
-            `dim`, or one that broadcasts to the logits with `dim` of length 1), or 0 for one-hot draws without a
-            gradient.
+        tau: The temperature: a number, a tensor of one number, or a tensor with one temperature for each row, such as
+            one of shape (64,) or (64, 1) for logits of shape (64, 4). At 0, draws are one-hot and have no gradient.
         hard: Whether to return one-hot vectors.
         eps: Ignored. Torch's function has it for compatibility too.
         dim: The axis of the categories.

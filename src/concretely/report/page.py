@@ -17,6 +17,7 @@ from ..experiment.record import format_metric, format_value, is_corrected, model
 from ..file import atomic_write, write_text
 from ..spelling import explain_loose, format_effective, printable
 from ..training.folder import Run
+from ..training.origin import SCRIPT
 from ..training.own_method import is_named
 from ..training.own_recipe import OwnRecipe
 from ..training.recipe import ESTIMATORS
@@ -129,11 +130,12 @@ def page(
 
 
 def _command(recipe: Mapping[str, Any]) -> str | None:
-    """Return the command that repeats a run, or None for one by `fit` whose estimator or data have no name there."""
+    """Return the command that repeats a run, or None if its builder, estimator or data have no name there."""
     if "model" not in recipe:
         return "concretely train --recipe recipe.toml"
     own = OwnRecipe.of(recipe)
-    has_names = own.model and own.estimator in ESTIMATORS and is_named(own)
+    has_builder = own.model and not own.model.startswith(SCRIPT)
+    has_names = has_builder and own.estimator in ESTIMATORS and is_named(own)
     return f"concretely train {own.model} --recipe recipe.toml" if has_names else None
 
 

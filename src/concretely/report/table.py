@@ -191,7 +191,7 @@ def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
 
     digests = {record.get("data") for record in records if record["recipe"].get("data") != OBJECTS}
     if len(digests) > 1:
-        return "the runs have different data, so that none is the best"
+        return "the runs have different data, so their scores cannot be compared"
     best, second, *_ = sorted(records, key=nll)
     if not math.isfinite(nll(second)):
         return f"fewer than two runs have a finite score on {split}"

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..graph.program import Draw
+from ..graph.program import Draw, required_names
 from ..model.model import as_module
-from ..spelling import did_you_mean
+from ..spelling import did_you_mean, first_line
 from .rng import Purpose, seed_of
 
 Build = Callable[..., Any]
@@ -56,13 +56,7 @@ def require_arguments(build: Build, arguments: Mapping[str, Any]) -> None:
     for name in arguments:
         if name not in parameters and not takes_any:
             raise ValueError(f"{title} has no parameter {name!r}{did_you_mean(name, parameters)}")
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is parameter.empty and parameter.kind not in kinds
-    ]
-    if missing := [name for name in needed if name not in arguments]:
+    if missing := [name for name in required_names(parameters.values()) if name not in arguments]:
         how = ", ".join(f"{name}=…" for name in missing)
         todo = f"pass arguments=dict({how}), or --set {how.replace(', ', ' --set ')} on the command line"
         program = " (the first parameter of a program is called draw)" if not isinstance(build, type) else ""
@@ -103,11 +97,6 @@ def _as_model(build: Build, target: Any) -> nn.Module:
         title = name_of(build) or "the builder"
         raise ValueError(f"{title} must return a Model or a program, got {type(target).__name__}")
     return as_module("program", target)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of the text of an error."""
-    return (str(error).splitlines() or [""])[0]
 
 
 def _place(error: Exception) -> str:
@@ -188,7 +177,11 @@ def _module_of(place: str, name: str) -> ModuleType:
             raise ImportError("there is no such file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(path.stem, None)  # so that a mended file is read again
+            raise
     except ImportError as error:
         raise ValueError(f"model must be importable, such as package.module:build, got {name!r}: {error}") from None
     except Exception as error:

@@ -10,6 +10,8 @@ from warnings import warn
 import torch
 from torch.distributions import Distribution
 
+from ..spelling import first_line
+
 WARM_UPS = 3
 """The number of uncaptured calls before the capture. In these, kernels are compiled and libraries initialised."""
 
@@ -100,7 +102,7 @@ class Captured:
             raise
         except RuntimeError as reason:
             self.is_possible = False
-            why = (str(reason).splitlines() or ["unknown"])[0]
+            why = first_line(reason)
             self._note(f"this work cannot be captured as a CUDA graph and runs without one, which takes longer: {why}")
             return None
         return graph
@@ -136,8 +138,7 @@ def compiled(
             result = made(*given)
         except Exception as reason:  # any error: the compiler does not support something
             result = function(*given)  # an error of the function itself is raised here
-            why = (str(reason).splitlines() or [""])[0] or type(reason).__name__
-            note(f"steps run uncompiled, as torch cannot compile them: {why}")
+            note(f"steps run uncompiled, as torch cannot compile them: {first_line(reason)}")
             chosen.append(function)
         else:
             chosen.append(made)

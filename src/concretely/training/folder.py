@@ -31,6 +31,8 @@ from .recipe import FILE, Recipe, read, resolve
 from .train_state import Row, TrainState
 
 CURVE, PARAMETERS = "curve.csv", "model.safetensors"
+INSTEAD = "restore them, or start a new run in another folder or with overwrite"
+"""What to do if a run cannot go on with other settings or data."""
 SOME = 8
 """The maximum number of runs that an error lists."""
 
@@ -172,7 +174,7 @@ def require_same(run: Run, digest: str, name: str) -> None:
     """Raise if the digest of data is not that of the data that a run was trained on."""
     if digest != run.digest:
         must = "data must be those that the run was trained on"
-        raise ValueError(f"{must}, got others in {name!r}: restore them, or start a new run")
+        raise ValueError(f"{must}, got others in {name!r}: {INSTEAD}")
 
 
 def recipe_of(settings: Mapping[str, Any]) -> RunRecipe:
@@ -189,7 +191,7 @@ def _run(recipe: RunRecipe, last: checkpoint.Checkpoint) -> Run:
     if changed := [
         name for name in {**now, **before} if name not in recipe.flexible and now.get(name) != before.get(name)
     ]:
-        others = f"other values of {', '.join(changed)}: restore them, or start a new run"
+        others = f"other values of {', '.join(changed)}: {INSTEAD}"
         raise ValueError(f"a resumed run must keep its recipe except for steps, got {others}")
     if was.lr_schedule != "constant" and was.steps != recipe.steps:
         raise ValueError(f"steps must stay {was.steps:,}, as the learning rate falls towards it, got {recipe.steps:,}")

@@ -16,6 +16,8 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
+from ..spelling import first_line
+
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 """The environment variables that are read. Those of the rendezvous are read by torch."""
 TIMEOUT = timedelta(minutes=10)
@@ -74,7 +76,7 @@ def start(device: torch.device) -> None:
         own = PrefixStore(_meeting(store, rank, ranks), store)
         dist.init_process_group(backend, store=own, rank=rank, world_size=ranks, timeout=TIMEOUT)
     except (ValueError, RuntimeError) as error:
-        why = (str(error).splitlines() or [""])[0]
+        why = first_line(error)
         raise ValueError(f"ranks must be started by torchrun, got RANK={rank} without a rendezvous: {why}") from None
     atexit.register(leave)
 

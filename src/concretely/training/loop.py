@@ -349,11 +349,12 @@ def _gap_interval(recipe: RunRecipe) -> int:
 def _average(rows: Sequence[Row]) -> Row:
     """Return the average of the rows of several runs. Their seconds are added."""
     validations = [row.valid for row in rows if row.valid is not None]
+    names = dict.fromkeys(name for row in rows for name in row.metrics)  # some rows may lack a node
     return replace(
         rows[0],
         seconds=math.fsum(row.seconds for row in rows),
         bound=fmean(row.bound for row in rows),
         discrete=fmean(row.discrete for row in rows),
         valid=fmean(validations) if validations else None,
-        metrics={name: fmean(row.metrics[name] for row in rows) for name in rows[0].metrics},
+        metrics={name: fmean(row.metrics[name] for row in rows if name in row.metrics) for name in names},
     )

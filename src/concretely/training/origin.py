@@ -39,7 +39,8 @@ def require_named(folder: Path, recipe: OwnRecipe, name: str | None) -> None:
     if name is not None and name != recipe.model and not recipe.model.startswith(SCRIPT):
         raise ValueError(f"model must be {recipe.model!r}, which builds the model of this run, got {name!r}")
     if name is None and not _is_signed(folder, recipe):
-        todo = f"to allow that, pass {recipe.model!r} as model to load, as --model, or as first argument to train"
+        name = "file.py:build" if recipe.model.startswith(SCRIPT) else recipe.model
+        todo = f"to allow that, pass {name!r} as model to load, as --model, or as first argument to train"
         raise ValueError(f"{str(folder)!r} was not trained here, and calls {recipe.model!r} to build its model: {todo}")
 
 

@@ -23,7 +23,8 @@ from ..model import Model
 from ..model.model import Function
 from ..objective import Objective
 from ..schedule import Schedule, at_step, lr_factor
-from .builder import first_line, takes_draw
+from ..spelling import first_line
+from .builder import takes_draw
 from .feed import Inputs
 from .own_loss import (
     BETA,

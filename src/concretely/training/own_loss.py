@@ -1,6 +1,6 @@
 """The loss of a user's model or program, and the monitor that measures its discrete graph."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, cast
@@ -29,7 +29,7 @@ from ..graph.trace import Trace
 from ..model import Model
 from ..objective import Objective
 from .feed import Inputs
-from .task import Controls, MemberLoss
+from .task import DRAWN, Controls, MemberLoss
 
 ACTIVE = 0.01
 """A unit is active if the variance over data points of its mean is above this [burda2016importance]."""
@@ -143,12 +143,13 @@ class OwnMonitor(MemberLoss):
         """Return the loss, followed by the metrics in the order of `names`: 0 for those of nodes not in this batch."""
         result, metrics = self._measured(inputs, keys, controls)
         loss = _wide(result.loss)
+        metrics |= dict.fromkeys(_shares(metrics), torch.ones_like(loss))
         return torch.stack([loss, *(metrics.get(name, torch.zeros_like(loss)).to(loss.dtype) for name in self.names)])
 
     def examine(self, inputs: Inputs, keys: Source, controls: Controls) -> dict[str, int]:
         """Find the names of all metrics, and return the number of units of every latent node."""
         result, metrics = self._measured(inputs, keys, controls)
-        self.names = tuple(metrics)
+        self.names = (*metrics, *_shares(metrics))
         return {name: units_of(result.posterior, name) for name in result.posterior.latent}
 
     def _measured(self, inputs: Inputs, keys: Source, controls: Controls) -> tuple[Estimate, dict[str, Tensor]]:
@@ -160,6 +161,15 @@ class OwnMonitor(MemberLoss):
             for name in result.posterior.latent:
                 metrics |= {f"{kind}/{name}": value for kind, value in _use(result.posterior, name, keys).items()}
             return result, metrics
+
+
+def _shares(metrics: Iterable[str]) -> list[str]:
+    """Return the names of the shares of batches that have the nodes of some metrics.
+
+    >>> _shares(["kl/h", "active/h", "log_likelihood/x"])
+    ['drawn/h', 'drawn/x']
+    """
+    return [f"{DRAWN}/{node}" for node in dict.fromkeys(name.partition("/")[2] for name in metrics)]
 
 
 def _wide(loss: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """The task of a user's own model from its recipe alone: the builder, the estimator and the schedules by their names."""
 
-import ast
 from typing import Any
 
 import torch
@@ -11,11 +10,13 @@ from ..data import WIDTHS, Dataset
 from ..data.arrays import Arrays
 from ..estimator import NVIL, Estimator
 from ..model.model import as_module
+from ..schedule import at_step
 from .builder import built_by_name
 from .method import CLASSES
 from .own import MakeEstimator, Options, own_task
+from .own_loss import TEMPERATURE, at_temperatures
 from .own_recipe import OBJECTS, OwnRecipe
-from .own_resolve import own_program_key, read_schedule
+from .own_resolve import made_from_text, own_program_key, read_schedule, read_temperature
 from .source import as_source, load_splits
 from .task import Task
 
@@ -61,7 +62,7 @@ def own_task_of(recipe: OwnRecipe, data: OwnData, *, device: torch.device | str 
     shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items())
     options = Options(
         estimator=estimator_from_text(recipe.estimator, recipe.temperature, recipe.prior_temperature),
-        temperature=_annealed(recipe),
+        temperature=_scheduled(recipe),
         beta=None if recipe.beta is None else read_schedule("beta", recipe.beta),
         optimizer=recipe.optimizer,
         schedule=recipe.lr_schedule,
@@ -70,10 +71,10 @@ def own_task_of(recipe: OwnRecipe, data: OwnData, *, device: torch.device | str 
     return own_task(recipe, model, sources[0], options, key=(own_program_key(recipe), shapes), digest=data.digest)
 
 
-def _annealed(recipe: OwnRecipe) -> Any:
-    """Return the schedule of the temperature, or None if it is constant or that of the estimator."""
-    schedule = None if recipe.temperature is None else read_schedule("temperature", recipe.temperature)
-    return schedule if callable(schedule) else None
+def _scheduled(recipe: OwnRecipe) -> Any:
+    """Return the schedules of the temperature, or None if it is one number or that of the estimator."""
+    temperature = None if recipe.temperature is None else read_temperature(recipe.temperature)
+    return None if isinstance(temperature, int | float) else temperature
 
 
 def estimator_from_text(text: str, temperature: str | None = None, prior: str | None = None) -> MakeEstimator:
@@ -85,25 +86,22 @@ def estimator_from_text(text: str, temperature: str | None = None, prior: str | 
     if text == "nvil":
         return NVIL
     if text in CLASSES:
-        given = {}
-        for name, value in (("temperature", temperature), ("prior_temperature", prior)):
-            schedule = None if value is None else read_schedule(name, value)
-            if schedule is not None:
-                given[name] = schedule(0) if callable(schedule) else schedule
-        return CLASSES[text](**given)
-    return _written(text)
+        at = None if prior is None else at_step(read_schedule("prior_temperature", prior), 0)
+        made = CLASSES[text]() if at is None else CLASSES[text](prior_temperature=at)
+    else:
+        made = made_from_text(text, {name: getattr(estimators, name) for name in estimators.__all__})
+    return made if temperature is None else at_step_of(made, temperature, 0)  # the KL stays that of the default
 
 
-def _written(text: str) -> Estimator:
-    """Return the estimator that Python writes as a text, such as `Pathwise(temperature=0.5)`."""
-    try:
-        call = ast.parse(text, mode="eval").body
-        assert isinstance(call, ast.Call)
-        assert isinstance(call.func, ast.Name)
-        make = {name: getattr(estimators, name) for name in estimators.__all__}[call.func.id]
-        made: Estimator = make(**{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords})
-    except (SyntaxError, AssertionError, KeyError, ValueError, TypeError):
-        raise ValueError(
-            f"the estimator of this run was an object that cannot be made from its text {text!r}"
-        ) from None
-    return made
+def at_step_of(estimator: Estimator, temperature: str, step: int) -> Estimator:
+    """Return an estimator at the temperature that a text has at a step.
+
+    >>> at_step_of(estimators.GumbelSoftmax(), "{'h': 'Annealing(start=1.0, end=0.5, steps=100)'}", 100).temperature
+    {'h': 0.5}
+    """
+    schedules = read_temperature(temperature)
+    by_node = schedules if isinstance(schedules, dict) else {"": schedules}
+    return at_temperatures(
+        estimator,
+        {f"{TEMPERATURE}/{node}" if node else TEMPERATURE: at_step(own, step) for node, own in by_node.items()},
+    )

@@ -22,6 +22,8 @@ UNNAMED = re.compile(r"<.*> at 0x[0-9a-f]+|0x[0-9a-f]+")
 
 OBJECTS = "data"
 """The name of data that are objects of Python."""
+WEIGHT = "be finite and not negative"
+"""What the weight of the KL must be."""
 
 
 @runtime_checkable
@@ -178,10 +180,12 @@ def seeds_of(seed: Any) -> list[Any]:
 def require_schedules(schedules: Mapping[str, Any], steps: int) -> None:
     """Raise an error in one sentence if a schedule has no possible value at the first or the last of some steps."""
     for name, schedule in schedules.items():
+        is_temperature, is_weight = name.startswith("temperature"), name == "beta"
+        must = "be positive" if is_temperature else WEIGHT if is_weight else "be a finite number"
         for step in (0, steps - 1) if callable(schedule) else ():
-            value, is_temperature = schedule(step), name.startswith("temperature")
-            holds = _is_number(value) and math.isfinite(value) and (value > 0 or not is_temperature)
-            must = "be positive" if is_temperature else "be a finite number"
+            value = schedule(step)
+            holds = _is_number(value) and math.isfinite(value)
+            holds = holds and (value > 0 if is_temperature else value >= 0 or not is_weight)
             _require(holds, f"{name} at step {step:,}", must, value)
 
 
@@ -192,7 +196,7 @@ def _is_number(value: Any) -> bool:
 
 def require_weight(beta: float) -> None:
     """Raise an error in one sentence unless a number can be the weight of the KL."""
-    _require(0 <= beta < math.inf, "beta", "be finite and not negative", beta)
+    _require(0 <= beta < math.inf, "beta", WEIGHT, beta)
 
 
 def _is_real(value: Any) -> bool:

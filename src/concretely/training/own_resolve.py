@@ -1,6 +1,8 @@
 """Recipes of a user's own models from flags and files, and the objects that their text denotes."""
 
+import ast
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,10 @@ CHOICES = {
     "estimator": tuple(ESTIMATORS),
     "precision": ("float32", "tf32", "bfloat16"),
 }
+SCHEDULES = {"Annealing": Annealing, "Warmup": Warmup}
+"""The schedules by name."""
+UNREADABLE = (SyntaxError, AssertionError, KeyError, ValueError, TypeError, RecursionError, MemoryError)
+"""The errors of a text that is not as Python writes an object."""
 RUN_FILES = (FILE, ORIGIN, "curve.csv", "model.safetensors", "record.json", "report.html", "diverged.txt", "curve.png")
 """The files of a run besides its checkpoints and pictures."""
 DIFFERENT_OWN = ("data", "lr", "temperature", "prior_temperature", "beta", "clip", "ema", "seed")
@@ -95,9 +101,16 @@ def own_program_key(recipe: OwnRecipe) -> str:
 def read_schedule(name: str, text: str) -> Schedule:
     """Read a number, or a schedule such as 1:1/2:10000: start, end and steps. A temperature anneals exponentially.
 
+    The schedules of this library may also be as Python writes them.
+
     >>> read_schedule("beta", "0:1:1000"), read_schedule("temperature", "2/3")
     (Warmup(steps=1000, start=0.0, end=1.0), 0.6666666666666666)
+    >>> read_schedule("temperature", "Annealing(start=1.0, end=0.5, steps=100)")
+    Annealing(start=1.0, end=0.5, steps=100)
     """
+    if text.startswith(tuple(f"{kind}(" for kind in SCHEDULES)):
+        schedule: Schedule = made_from_text(text, SCHEDULES)
+        return schedule
     parts = [number(part) for part in text.split(":")]
     if len(parts) == 1 and parts[0] == parts[0]:
         if name == "beta":
@@ -107,6 +120,33 @@ def read_schedule(name: str, text: str) -> Schedule:
         raise ValueError(f"{name} must be a number, or start:end:steps such as 1:1/2:10000, got {text!r}")
     start, end, steps = parts[0], parts[1], int(parts[2])
     return Warmup(steps, start, end) if name == "beta" else Annealing(start, end, steps)
+
+
+def read_temperature(text: str) -> Schedule | dict[str, Schedule]:
+    """Read a temperature from a flag, or from the recipe of a run of `fit`, which may have temperatures by node.
+
+    >>> read_temperature("{'h': 0.5}"), read_temperature("1/2")
+    ({'h': 0.5}, 0.5)
+    """
+    if not text.startswith("{"):
+        return read_schedule("temperature", text)
+    try:
+        by_node = dict(ast.literal_eval(text))
+    except UNREADABLE:
+        raise ValueError(f"temperature must be a number, a schedule, or either by node, got {text!r}") from None
+    return {str(node): read_schedule("temperature", str(value)) for node, value in by_node.items()}
+
+
+def made_from_text(text: str, classes: Mapping[str, Callable[..., Any]]) -> Any:
+    """Return an object that Python writes as a text, such as `Annealing(start=1.0, end=0.5, steps=100)`."""
+    try:
+        call = ast.parse(text, mode="eval").body
+        assert isinstance(call, ast.Call)
+        assert isinstance(call.func, ast.Name)
+        make = classes[call.func.id]
+        return make(**{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords})
+    except UNREADABLE:
+        raise ValueError(f"this run had an object that cannot be made from its text {text!r}") from None
 
 
 def _whole(name: str, value: Any) -> int:

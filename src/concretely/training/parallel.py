@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..functional.noise import Keys, Source
 from ..functional.slice import Slice, total_over_ranks
 from ..functional.torch_draw import SlicedDraws
+from ..spelling import first_line
 from .ballot import Ballot
 from .feed import Feed, Indexed, Inputs
 from .group import (
@@ -239,8 +240,7 @@ def describe_loss(error: BaseException) -> str:
     if "Duplicate GPU" in str(error):
         todo = "start one rank for each GPU of a machine, or start the process group with gloo"
         return f"every rank must have a GPU of its own, got two ranks on one: {todo}"
-    why = (str(error).splitlines() or [""])[0]
-    return f"{LOST_RANK} ({why})"
+    return f"{LOST_RANK} ({first_line(error)})"
 
 
 def join(device: torch.device | str, *, shard: bool = False) -> World:

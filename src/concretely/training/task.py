@@ -20,6 +20,9 @@ from .parallel import World
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 """A class of `torch.optim`, or a function of parameters that returns an optimizer."""
+DRAWN = "drawn"
+"""The start of the names of shares: the share of batches that have a node."""
+
 Controls = tuple[float | Tensor, ...]
 """The values of all schedules at a step, such as temperatures."""
 
@@ -52,7 +55,10 @@ class Task:
     Unless `metrics` is None, it returns a vector: the loss, followed by the metrics.
     """
     metrics: tuple[str, ...] | None = None
-    """The names of the monitor's metrics besides the loss. If None, the norm of the gradient is not measured."""
+    """The names of the monitor's metrics besides the loss. If None, the norm of the gradient is not measured.
+
+    If there is a metric `drawn/NODE`, the share of batches that have a node, the others of the node are 0 without it.
+    """
     feed: Feed
     """Where the batches come from."""
     digest: str

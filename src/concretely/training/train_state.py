@@ -20,7 +20,7 @@ from .paper import paper_recipe, paper_task
 from .parallel import ALONE, World
 from .place import State, path_of
 from .rng import Purpose, keys_of, seed_torch, torch_generators
-from .task import Task
+from .task import DRAWN, Task
 from .torch_optimizer import PREFIX, TorchOptimizer
 
 if TYPE_CHECKING:
@@ -154,7 +154,10 @@ class TrainState:
         )
 
     def _measured(self) -> dict[str, float]:
-        """Return the means of the task's metrics since the last row, and its schedules; reset the sums."""
+        """Return the means of the task's metrics since the last row, and its schedules; reset the sums.
+
+        The metrics of a node are averaged over the batches that have it, and left out if none has.
+        """
         if not self.measured:
             return {}
         *sums, count = self.measured
@@ -162,6 +165,9 @@ class TrainState:
         self.measured = [0.0] * len(self.measured)
         names = ("gradient_norm", *(self.task.metrics or ())) if count else ()
         means = {name: total / count for name, total in zip(names, sums, strict=False)}
+        shares = {name.partition("/")[2]: means.pop(name) for name in names if name.startswith(f"{DRAWN}/")}
+        drawn = {name: shares.get(name.partition("/")[2], 1.0) for name in means}
+        means = {name: mean / drawn[name] for name, mean in means.items() if drawn[name]}
         return means | dict(zip(self.task.control_names, self.task.controls_at(self.step), strict=True))
 
     def validate(self) -> float:
