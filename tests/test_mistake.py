@@ -58,7 +58,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "estimator that is a class": (
         lambda: convolutional_autoencoder()(torch.zeros(2, 1, 4, 4), estimator=c.RLOO),
-        "estimator must be an estimator, such as Pathwise(temperature=2/3), got the class RLOO: write RLOO(...)",
+        "estimator must be an estimator, such as Pathwise() or RLOO(), got the class RLOO: write RLOO(...)",
     ),
     "mode that is a class": (
         lambda: c.run(bits, X, mode=c.mode.Discrete),

@@ -135,12 +135,12 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "class of an estimator": (
         estimate(MODEL, c.RLOO, samples=2),
         TypeError,
-        "estimator must be an estimator, such as Pathwise(temperature=2/3), got the class RLOO: write RLOO(...)",
+        "estimator must be an estimator, such as Pathwise() or RLOO(), got the class RLOO: write RLOO(...)",
     ),
     "name of an estimator": (
         estimate(MODEL, "rloo", samples=2),
         TypeError,
-        "estimator must be an estimator, such as Pathwise(temperature=2/3), got str",
+        "estimator must be an estimator, such as Pathwise() or RLOO(), got str",
     ),
     "divergence of pathwise": (
         lambda: c.Pathwise(0.5, kl="masses"),

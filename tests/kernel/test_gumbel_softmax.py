@@ -8,6 +8,7 @@ from torch import Tensor
 
 from concretely.functional import gumbel_softmax
 from concretely.functional.log_simplex import noise_of_key
+from concretely.kernel.layout import partial_sums, sum_parts
 from tests.kernel import DEVICE, fast, kernel
 
 SHAPES = [(1, 2), (7, 3), (2, 35, 8), (5, 130), (3, 5_000)]
@@ -42,6 +43,19 @@ def test_impossible_categories_are_never_drawn() -> None:
     assert (state.sum(-1) == 1).all()
     assert (soft[:, 1] == 0).all()
     assert soft.isfinite().all()
+
+
+@kernel
+def test_gradients_that_float16_cannot_hold_are_its_largest_numbers() -> None:
+    soft, by = torch.full((1, 2), 0.5, dtype=torch.float16, device=DEVICE), torch.tensor([[1.0, -1.0]], device=DEVICE)
+    assert fast("gumbel_softmax").pull(by, soft, 1e-6).tolist() == [[65504.0, -65504.0]]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_sums_that_float16_cannot_hold_are_its_largest_numbers(parts: int) -> None:
+    sums = partial_sums(parts, (1, 2), torch.zeros(1), torch.float16)
+    sums[..., 0], sums[..., 1] = 1e6, -1e6
+    assert sum_parts(sums, parts, torch.float16).tolist() == [[65504.0, -65504.0]]
 
 
 @kernel

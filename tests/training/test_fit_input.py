@@ -77,7 +77,7 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"data": (bits(), bits()[:3])}, "data must have as many data points in every tensor, got 60 and 3"),
     ({"data": (bits(), LABELS)}, "a model of (x) must be given as many inputs, got 2 inputs: pass inputs=, a function"),
     ({"model": own.Gate, "data": bits()}, "a program of (x, y) must be given as many inputs, got 1 input: pass inputs"),
-    ({"estimator": 3}, "estimator must be an estimator, such as Pathwise(temperature=2/3), got int"),
+    ({"estimator": 3}, "estimator must be an estimator, such as Pathwise() or RLOO(), got int"),
     ({"estimator": c.RLOO(), "temperature": 0.5}, "temperature must be left out, as RLOO has none, got 0.5"),
     ({"estimator": c.RLOO(), "samples": 1}, "samples must be at least 2 for RLOO, got 1"),
     ({"temperature": {"cod": 0.5}}, "temperature must name"),
@@ -304,6 +304,13 @@ def test_of_several_runs_the_one_that_ignores_a_node_is_named(tmp_path: Path) ->
     assert {sentence.partition(":")[0] for sentence in said(build, same, **given)} == {"seed 0", "seed 1"}
     found = said(build, same, **given, out=tmp_path)
     assert {sentence.partition(":")[0] for sentence in found} == {"seed=0", "seed=1"}
+
+
+def test_a_warning_has_the_line_of_the_caller() -> None:
+    data = bits()[:1].expand(40, -1).clone()
+    with pytest.warns(TrainingWarning) as caught:
+        c.fit(build(), data, steps=120, lr=0.05, batch=8, estimator=c.RLOO(), samples=2)
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 def test_one_category_for_all_data_is_named_once() -> None:

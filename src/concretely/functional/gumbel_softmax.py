@@ -48,9 +48,12 @@ def draw(
 
     A temperature that is a tensor has the axes of the logits, with an axis of length 1 for the categories.
     """
-    if isinstance(temperature, float) and temperature > 0 and not (hard and temperature > HOT):
+    if isinstance(temperature, float) and temperature > 0:
         value = draw_at_once(logits, temperature, hard=hard, generator=generator)
-        return _draw_seen(logits, temperature, hard=hard, generator=generator) if value is None else value
+        if value is not None:
+            return value
+        if not hard or temperature <= HOT:
+            return _draw_seen(logits, temperature, hard=hard, generator=generator)
     return draw_by_definition(logits, temperature, hard=hard, generator=generator)
 
 
@@ -71,7 +74,7 @@ def draw_at_once(
     from few logits on a CPU and from any number on a GPU if nothing but autograd must see the operations. Few logits
     are not shifted, as that would take a tenth of the time: noise is rounded beside float32 logits above about 1e4.
     """
-    if is_seen(logits) or not (generator is None or type(generator) is Generator) or (hard and temperature > HOT):
+    if is_seen(logits) or not (generator is None or type(generator) is Generator):
         return None
     if logits.is_cuda:
         if not _may_launch(logits) or not (generator is None or generator.device == logits.device):
@@ -82,6 +85,8 @@ def draw_at_once(
             value = _kernel().draw(logits, temperature, numbers_of(generator, logits.device), hard=hard)[0]
         return value
     if not logits.is_cpu or not 0 < logits.numel() <= FEW or not logits.dim() or logits.dtype not in FEW_DTYPES:
+        return None
+    if hard and temperature > HOT:
         return None
     cold = 1 / temperature
     # torch.add scales the logits and adds the noise in one operation

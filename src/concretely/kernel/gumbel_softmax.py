@@ -14,6 +14,9 @@ from .native import exp, log, reciprocal
 from .philox import drawing, quarter, words_beside
 from .tile import ceil_div, draw_tile, power
 
+MOST = tl.constexpr(65504.0)
+"""The largest float16 number."""
+
 
 @drawing
 def _draw(
@@ -43,7 +46,10 @@ def _pull(by, soft, out, cold, total, N: tl.constexpr, ROWS: tl.constexpr, WIDTH
     at, mask = row.to(tl.int64) * N + category, (row < total) & (category < N)
     share = tl.load(soft + at, mask=mask, other=0.0).to(tl.float32)
     weighted = share * tl.load(by + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + at, (weighted - share * tl.sum(weighted, 1)[:, None]) * cold, mask=mask)
+    gradient = (weighted - share * tl.sum(weighted, 1)[:, None]) * cold
+    if out.dtype.element_ty == tl.float16:  # no finite number overflows
+        gradient = tl.clamp(gradient, -MOST, MOST, tl.PropagateNan.ALL)
+    tl.store(out + at, gradient, mask=mask)
 
 
 def draw(logits: Tensor, temperature: float, key: tuple[int, int], *, hard: bool) -> tuple[Tensor, Tensor]:

@@ -63,16 +63,25 @@ def strided(tensor: Tensor, *shape: int) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def partial_sums(parts: int, shape: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return memory for sums of a shape in `dtype` or, if there are several parts, in float32 with an axis of parts."""
+    """Return memory for sums of a shape in `dtype` or, with an axis of parts, in float32.
+
+    It is in float32 if there are several parts, or if sums may overflow in `dtype`.
+    """
     members, *units = shape
-    if parts == 1:
+    if parts == 1 and dtype != torch.float16:
         return like.new_empty(*shape, dtype=dtype)
     return like.new_empty(members, parts, *units, dtype=torch.float32)
 
 
 def sum_parts(sums: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
-    """Return the sum of partial sums."""
-    return sums if parts == 1 else sums.sum(1).to(dtype)
+    """Return the sum of partial sums. Conversions to float16 clamp finite numbers, so that none overflows."""
+    if parts == 1 and sums.dtype == dtype:
+        return sums
+    total = sums.squeeze(1) if parts == 1 else sums.sum(1)
+    if dtype == torch.float16:
+        most = torch.finfo(dtype).max
+        total = torch.where(total.isinf(), total, total.clamp(-most, most))
+    return total.to(dtype)
 
 
 def row_sums(log_prob: Tensor, length: int) -> Tensor:

@@ -152,7 +152,7 @@ def require_estimator(estimator: Any) -> None:
         got = type(estimator).__name__
         if isinstance(estimator, type):
             got = f"the class {estimator.__name__}: write {estimator.__name__}(...)"
-        raise TypeError(f"estimator must be an estimator, such as Pathwise(temperature=2/3), got {got}")
+        raise TypeError(f"estimator must be an estimator, such as Pathwise() or RLOO(), got {got}")
 
 
 def checked_objective(

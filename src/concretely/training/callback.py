@@ -1,6 +1,8 @@
 """Callbacks of training: functions that receive steps, rows of the curve and remarks, and loggers made of them."""
 
 import csv
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ from ..environment import install_command
 from ..spelling import printable
 from .train_state import Row
 
+OWN = __name__.partition(".")[0]
+"""The name of this package."""
 REFRESH = 20
 """The number of steps between two updates of a progress bar, a multiple of the steps that a GPU takes at once."""
 
@@ -206,6 +210,14 @@ def joined_callbacks(
         _call_all(notes),
         sees_all=any(part.has_each_step for part in parts),
     )
+
+
+def warn_caller(sentence: str, category: type[Warning]) -> None:
+    """Warn with the line of the program that called this library."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == OWN:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(sentence, category, stacklevel=level)
 
 
 def _call_all(functions: Sequence[Callable[[Any], Any]]) -> Callable[[Any], None]:

@@ -1,6 +1,5 @@
 """`fit`: train any model or program on any data, with one or many seeds and settings."""
 
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from ..objective import Objective, average
 from ..schedule import Schedule
 from ..spelling import did_you_mean
 from .builder import built, is_builder, name_of, name_of_class, require_arguments
-from .callback import Callback, joined_callbacks
+from .callback import Callback, joined_callbacks, warn_caller
 from .folder import Run
 from .group import starts_group
 from .interrupt import stop_requested
@@ -396,4 +395,4 @@ def _short(value: Any) -> str:
 
 
 def _warn(sentence: str) -> None:
-    warnings.warn(sentence, TrainingWarning, stacklevel=2)
+    warn_caller(sentence, TrainingWarning)
