@@ -37,6 +37,7 @@ __all__ = [
     "CSVLog",
     "CircuitNode",
     "Concrete",
+    "Cost",
     "Draw",
     "EdgeWarning",
     "Estimate",

@@ -30,12 +30,6 @@ DATA: list[tuple[Callable[..., object], type[Exception], str]] = [
         ValueError,
         "data must have as many data points in every input, got 4 and 6",
     ),
-    (
-        lambda f: f(nn.Linear(5, 2), BITS),
-        TypeError,
-        'model must be a Model, such as density("200H~784V"), got Linear: take the mean output of `run`, '
-        "as a program has no likelihood",
-    ),
     (lambda f: f(DENSITY, torch.zeros(6, 4)), ValueError, "x must have a last axis of 5 bits, got shape (6, 4)"),
     (
         lambda f: f(DENSITY, torch.zeros(5)),
@@ -64,6 +58,12 @@ def test_bad_data_are_refused_in_one_sentence(
     with pytest.raises(error) as caught:
         call(function)
     assert str(caught.value) == sentence
+
+
+@pytest.mark.unchecked
+def test_only_a_model_has_an_exact_likelihood() -> None:
+    with pytest.raises(TypeError, match=r"as only a Model has a likelihood, got Linear$"):
+        exact_log_likelihood(nn.Linear(5, 2), BITS)
 
 
 @pytest.mark.unchecked

@@ -1,5 +1,6 @@
 """The expected cost of a program under its discrete graph."""
 
+import time
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -13,9 +14,10 @@ from ..functional.slice import Slice
 from ..graph.mode import Discrete
 from ..graph.program import Program, eval_mode
 from ..objective import log_weights
-from .likelihood import gathered, require_positive, rows_of_rank, standard_error
+from .points import gathered, require_positive, rows_of_rank, standard_error
+from .progress import counting
 
-ROWS = 4_096
+PAIRS = 4_096
 """The number of pairs of a sample and a data point in one run."""
 
 
@@ -43,29 +45,54 @@ class Cost:
         return f"cost {self.mean:.4g} ± {self.standard_error:.2g} ({number}, {self.seconds:.1f} s)"
 
 
-def expected_cost(
-    program: Program, *data: Any, samples: int = 1, generator: Generator | Slice | None = None
-) -> Float64[Tensor, " points"]:
+def evaluate_cost(
+    program: Program,
+    *data: Any,
+    samples: int,
+    chunk: int | None = None,
+    generator: Generator | Slice | None = None,
+    progress: bool = False,
+) -> Cost:
     """Estimate the expected cost of a program for every data point from discrete draws, in evaluation mode.
 
-    The data are the inputs of the program. The first axis of their tensors counts data points. If the generator is a
-    `Slice`, the ranks share the work, and each returns the result of one process.
+    The data are the inputs of the program. The first axis of their tensors counts data points. `chunk` is the number of
+    pairs of a sample and a data point that run at once. If the generator is a `Slice`, the ranks share the work, and
+    each returns the result of one process.
 
     >>> import concretely as c
     >>> def program(draw, x):
     ...     return draw("b", c.Bernoulli(logits=x)).sum(-1)
-    >>> expected_cost(program, torch.zeros(5, 3), samples=10).shape
+    >>> evaluate_cost(program, torch.zeros(5, 3), samples=10).values.shape
     torch.Size([5])
     """
-    require_positive("samples", samples)
-    first = next(part for part in tree_leaves(data) if isinstance(part, Tensor))
-    step, costs = max(1, ROWS // samples), []
-    with eval_mode(program), torch.no_grad():
-        for start in range(0, len(first), step):
-            points = min(step, len(first) - start)
-            rows, source = rows_of_rank(points, generator)
+    started, chunk = time.perf_counter(), PAIRS if chunk is None else chunk
+    if isinstance(program, type) or not callable(program):
+        got = f"the class {program.__name__}" if isinstance(program, type) else type(program).__name__
+        raise TypeError(f"model must be a Model, a program or a module, got {got}")
+    for name, number in (("samples", samples), ("chunk", chunk)):
+        require_positive(name, number)
+    points = _points_of(data)
+    step, costs = max(1, chunk // samples), []
+    with eval_mode(program), torch.no_grad(), counting("cost", points, shown=progress) as advance:
+        for start in range(0, points, step):
+            count = min(step, points - start)
+            rows, source = rows_of_rank(count, generator)
             own = slice(start + rows.start, start + rows.stop)
             part = tree_map_only(Tensor, itemgetter(own), data)
             weights = log_weights(program, *part, mode=Discrete(), samples=samples, generator=source)
-            costs.append(gathered(-weights.log_p["cost"].double().mean(0), points, source).cpu())
-    return torch.cat(costs)
+            costs.append(gathered(-weights.log_p["cost"].double().mean(0), count, source).cpu())
+            advance(count)
+    return Cost(torch.cat(costs), samples, time.perf_counter() - started)
+
+
+def _points_of(data: tuple[Any, ...]) -> int:
+    """Return the number of data points; raise an error unless all tensors have as many."""
+    lengths = [len(part) if part.dim() else 0 for part in tree_leaves(data) if isinstance(part, Tensor)]
+    if not lengths:
+        raise ValueError("data must have at least one tensor, the first input of the program, got none")
+    if len(set(lengths)) > 1:
+        got = " and ".join(map(str, dict.fromkeys(lengths)))
+        raise ValueError(f"data must have as many data points in every input, got {got}")
+    if not lengths[0]:
+        raise ValueError("data must have at least one data point, got none")
+    return lengths[0]

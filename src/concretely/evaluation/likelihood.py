@@ -2,10 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, overload
 
 import torch
 from jaxtyping import Float64, Int64, Shaped
@@ -18,10 +18,12 @@ from ..functional.draw import Drawn
 from ..functional.noise import Keys, Source
 from ..functional.slice import Slice
 from ..graph.mode import Discrete, Enumerate, Mode, Request
-from ..graph.program import eval_mode
+from ..graph.program import Program, eval_mode
 from ..model.model import Model
 from ..objective import log_weights
 from ..spelling import explain_loose, format_effective
+from .cost import Cost, evaluate_cost
+from .points import Packed, gathered, require_positive, rows_of_rank, standard_error, tensors_of
 from .progress import Advance, counting
 
 PAIRS_ON_CPU, PAIRS_ON_GPU = 4_096, 2**20
@@ -29,20 +31,10 @@ PAIRS_ON_CPU, PAIRS_ON_GPU = 4_096, 2**20
 
 A larger number makes a CPU slower, since it allocates new memory. A smaller number leaves a GPU waiting for launches.
 """
-FEW = 1_000
-"""The number of samples for data points outside of `full_points`."""
+SAMPLES, FEW = 50_000, 1_000
+"""The default number of samples, the paper's, and that for data points outside of `full_points`."""
 SHARE, BYTES = 1 / 8, 8
 """The share of free GPU memory to use, and the bytes that a pair needs for every unit of a layer."""
-
-
-@runtime_checkable
-class Packed(Protocol):
-    """A data set of packed bits, such as `load_data("digits").test`. A slice is a tensor."""
-
-    @property
-    def packed(self) -> Tensor: ...
-
-    def __getitem__(self, index: slice, /) -> Tensor: ...
 
 
 Data = tuple[Tensor, ...]
@@ -99,27 +91,55 @@ class Likelihood:
         return f"{text}. {loose}" if (loose := explain_loose(effective)) else text
 
 
+@overload
 def evaluate(
     model: Model,
     *data: Shaped[Tensor, "points ..."] | Packed,
-    samples: int = 50_000,
+    samples: int | None = None,
     full_points: int | None = None,
     chunk: int | None = None,
     generator: Generator | Slice | None = None,
     progress: bool = False,
-) -> Likelihood:
-    r"""Estimate the log-likelihood of data under the discrete graph by the multi-sample bound.
+) -> Likelihood: ...
+
+
+@overload
+def evaluate(
+    model: Program,
+    *data: Any,
+    samples: int | None = None,
+    full_points: int | None = None,
+    chunk: int | None = None,
+    generator: Generator | Slice | None = None,
+    progress: bool = False,
+) -> Likelihood | Cost: ...
+
+
+def evaluate(
+    model: Model | Program,
+    *data: Any,
+    samples: int | None = None,
+    full_points: int | None = None,
+    chunk: int | None = None,
+    generator: Generator | Slice | None = None,
+    progress: bool = False,
+) -> Likelihood | Cost:
+    r"""Estimate the log-likelihood of data under the discrete graph of a model, or the expected cost of a program.
+
+    The log-likelihood is estimated by the multi-sample bound, by default with 50,000 samples:
 
     $$\log \frac1m \sum_{i=1}^m \frac{p(x, z_i)}{q(z_i \mid x)}, \quad z_i \sim q$$
 
-    The data are the inputs of the model: x, or the context and x, as tensors or sets of bits. Their first axis counts
-    data points. `chunk` is the number of pairs of a sample and a data point in memory at a time, by default one that
-    suits the device; the random draws depend on it. The model runs in evaluation mode. With `progress`, a progress bar
-    is shown on stderr.
+    The cost of a program is averaged over discrete draws, by default 1,000.
 
-    With `full_points`, all data points are scored with 1,000 samples, and only that many of them, chosen at random,
-    also with all samples, if that is less work. The mean difference between the two scores of the chosen points is
-    added to the scores of the others. The expected mean is therefore the same as with all samples for all points.
+    The data are the inputs of the model: x, or the context and x, as tensors or sets of bits. Their first axis counts
+    data points. The inputs of a program may also be dictionaries and tuples of tensors. `chunk` is the number of pairs
+    of a sample and a data point in memory at a time, by default one that suits the device; the random draws depend on
+    it. The model runs in evaluation mode. With `progress`, a progress bar is shown on stderr.
+
+    With `full_points`, all data points of a model are scored with 1,000 samples, and only that many of them, chosen at
+    random, also with all samples, if that is less work. The mean difference between the two scores of the chosen points
+    is added to the scores of the others. The expected mean is therefore the same as with all samples for all points.
 
     If the generator is a `Slice`, the ranks share the work, and each returns the result of one process.
     See [burda2016importance] and [maddison2017concrete], section 5.
@@ -130,8 +150,14 @@ def evaluate(
     (torch.Size([10]), 100)
     """
     started = time.perf_counter()
-    data = _tensors(data)
+    data = tensors_of(data)
+    if not isinstance(model, Model):
+        if full_points is not None:
+            raise ValueError(f"full_points must be left out, as a program has no likelihood, got {full_points!r}")
+        how: dict[str, Any] = {"chunk": chunk, "generator": generator, "progress": progress}
+        return evaluate_cost(model, *data, samples=FEW if samples is None else samples, **how)
     _require_data(model, data)
+    samples = SAMPLES if samples is None else samples
     model = model.with_kl_weight(1.0) if model.is_weighted else model
     chunk = _suitable(model, data, generator) if chunk is None else chunk
     points = len(data[0])
@@ -158,19 +184,6 @@ def evaluate(
     return Likelihood(log_likelihood, effective, samples, seconds=seconds, correction_se=correction_se)
 
 
-def standard_error(values: Float64[Tensor, " points"]) -> float:
-    """Return the standard error of the mean of independent values.
-
-    It is infinite for a single value, and if the mean is infinite.
-
-    >>> standard_error(torch.tensor([1.0, 3.0], dtype=torch.float64))
-    1.0
-    """
-    if len(values) == 1 or not math.isfinite(values.mean().item()):
-        return math.inf
-    return values.std().item() / math.sqrt(len(values))
-
-
 def exact_log_likelihood(model: Model, *data: Shaped[Tensor, "points ..."] | Packed) -> Float64[Tensor, " points"]:
     r"""Compute the exact log-likelihood of every data point by enumerating all states of the latents, at most 2²⁰.
 
@@ -182,7 +195,7 @@ def exact_log_likelihood(model: Model, *data: Shaped[Tensor, "points ..."] | Pac
     >>> exact_log_likelihood(c.density("2H-6V"), torch.zeros(10, 6)).shape
     torch.Size([10])
     """
-    data = _tensors(data)
+    data = tensors_of(data)
     _require_data(model, data)
     with eval_mode(model), torch.no_grad():
         _require_scores(model, data, _suitable(model, data))
@@ -213,23 +226,6 @@ def _estimated(
     log_sum, log_sum_of_squares = _numbers(torch.cat(sums, -1).cpu())
     effective = torch.where(log_sum == -math.inf, 0, torch.exp(2 * log_sum - log_sum_of_squares))
     return log_sum - math.log(samples), effective
-
-
-def rows_of_rank(points: int, generator: Source | None) -> tuple[slice, Source | None]:
-    """Return the rows of a batch that this rank evaluates, and their source of noise."""
-    if not isinstance(generator, Slice) or points < generator.ranks:
-        return slice(0, points), generator.source if isinstance(generator, Slice) else generator
-    edges = [rank * points // generator.ranks for rank in (generator.rank, generator.rank + 1)]
-    return slice(*edges), generator.at(edges[0], points)
-
-
-def gathered(own: Tensor, points: int, source: Source | None) -> Tensor:
-    """Gather one number for each data point, along the last axis, from all ranks."""
-    if not isinstance(source, Slice) or source.place is None:
-        return own
-    whole = own.new_zeros(*own.shape[:-1], points)
-    whole.narrow(-1, source.place[0], own.shape[-1]).copy_(own)
-    return source.total(whole)
 
 
 def _corrected(
@@ -279,22 +275,10 @@ def _parts(data: Data, points: int) -> Iterator[tuple[int, Data]]:
         yield first, tuple(tensor[first : first + points] for tensor in data)
 
 
-def require_positive(name: str, number: int) -> None:
-    """Raise an error unless a number is a positive integer."""
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise ValueError(f"{name} must be a positive whole number, got {number!r}")
-
-
-def _tensors(data: Sequence[Any]) -> Data:
-    """Return data sets of bits as tensors."""
-    return tuple(part[:] if isinstance(part, Packed) else part for part in data)
-
-
 def _require_data(model: Model, data: Data) -> None:
     if not isinstance(model, Model):
-        todo = "take the mean output of `run`, as a program has no likelihood"
-        must = 'model must be a Model, such as density("200H~784V")'
-        raise TypeError(f"{must}, got {type(model).__name__}: {todo}")
+        must = 'model must be a Model, such as density("200H~784V"), as only a Model has a likelihood'
+        raise TypeError(f"{must}, got {type(model).__name__}")
     if not data:
         raise ValueError("data must be one or more tensors, the inputs of the model, got none")
     for tensor in data:

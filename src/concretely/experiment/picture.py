@@ -12,7 +12,7 @@ from jaxtyping import Float, Shaped
 from torch import Generator, Tensor, nn
 
 from ..distribution import Bernoulli
-from ..evaluation.likelihood import require_positive
+from ..evaluation.points import require_positive
 from ..graph.mode import Discrete
 from ..graph.program import eval_mode, required_names, signature
 from ..graph.run import run

@@ -1,6 +1,5 @@
 """Score trained models and write records: likelihoods, the objective of the relaxed graph, and a baseline."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +12,9 @@ from torch import Tensor, nn
 from ..data import Dataset
 from ..environment import describe_environment
 from ..estimator import estimate
-from ..evaluation.cost import Cost, expected_cost
-from ..evaluation.likelihood import PAIRS_ON_CPU, Likelihood, evaluate, standard_error
+from ..evaluation.cost import Cost
+from ..evaluation.likelihood import PAIRS_ON_CPU, Likelihood, evaluate
+from ..evaluation.points import standard_error
 from ..evaluation.progress import counting
 from ..file import file_lock
 from ..graph.program import eval_mode
@@ -55,19 +55,13 @@ def score_split(
     world: World = ALONE,
     **options: Any,
 ) -> Score:
-    """Score a split by `evaluate` and its options or, for a program, by its expected cost.
+    """Score a split by `evaluate` and its options.
 
     The recipe's seed determines the draws. The ranks of a world share the work.
     """
     inputs = inputs_for(recipe, model, data, split)
     generator = world.noise(generator_of(recipe.seed, Purpose.EVALUATION, device=_device(model)))
-    if isinstance(model, Model):
-        return evaluate(model, *inputs, samples=samples, generator=generator, **options)
-    if options.get("full_points") is not None:
-        raise ValueError("full_points must be left out, as the cost of a program needs no correction, got some")
-    started = time.perf_counter()
-    values = expected_cost(model, *inputs, samples=samples, generator=generator)
-    return Cost(values, samples, time.perf_counter() - started)
+    return evaluate(model, *inputs, samples=samples, generator=generator, **options)
 
 
 def require_scorable(recipe: RunRecipe, model: nn.Module, data: Any, *, split: str, samples: int) -> None:

@@ -29,7 +29,7 @@ from ..estimator import (
     StraightThroughGumbelSoftmax,
     estimate,
 )
-from ..evaluation.likelihood import require_positive
+from ..evaluation.points import require_positive
 from ..evaluation.progress import counting
 from ..spelling import did_you_mean, is_count, is_number
 from ..training.rng import Order, Purpose, generator_of, seed_of

@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..estimator import Estimator
-from ..evaluation.cost import expected_cost
+from ..evaluation.cost import Cost
 from ..evaluation.likelihood import evaluate
 from ..functional.convolution import is_supported
 from ..functional.noise import Keys
@@ -236,9 +236,8 @@ def validation_score(
 
 def scored(model: nn.Module, inputs: Sequence[Any], *, samples: int, generator: torch.Generator | Slice) -> Tensor:
     """Return the negative log-likelihood or, for a program, the expected cost of every data point."""
-    if isinstance(model, Model):
-        return -evaluate(model, *inputs, samples=samples, generator=generator).log_likelihood
-    return expected_cost(model, *inputs, samples=samples, generator=generator)
+    score = evaluate(model, *inputs, samples=samples, generator=generator)
+    return score.values if isinstance(score, Cost) else -score.log_likelihood
 
 
 def _estimator(options: Options, model: nn.Module, inputs: tuple[Any, ...], *, seed: int) -> Estimator:

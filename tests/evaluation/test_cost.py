@@ -1,0 +1,83 @@
+"""The expected cost of a program: `evaluate` of a program averages its cost over discrete draws."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import concretely as c
+
+X, Y = torch.randn(7, 3, generator=torch.Generator().manual_seed(0)), torch.arange(7.0)
+
+
+def program(draw: c.Draw, x: Tensor, y: Tensor) -> Tensor:
+    bit = draw("b", c.Bernoulli(logits=x))
+    return (bit.sum(-1) - c.tile(y, bit)).square()
+
+
+def nested(draw: c.Draw, batch: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
+    return program(draw, *batch["pair"])
+
+
+def expected() -> Tensor:
+    """E (n - y)² = (E n - y)² + Var n for a sum n of independent bits."""
+    rate = X.double().sigmoid()
+    return (rate.sum(-1) - Y).square() + (rate * (1 - rate)).sum(-1)
+
+
+def test_it_is_the_mean_cost_of_every_data_point() -> None:
+    cost = c.evaluate(program, X, Y, samples=20_000, generator=torch.Generator().manual_seed(0))
+    # four bits more or less change no cost by more than 60, so that six standard errors are below 1
+    torch.testing.assert_close(cost.values, expected(), atol=1.0, rtol=0)
+    assert cost.samples == 20_000
+    assert cost.mean == pytest.approx(cost.values.mean().item())
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 1000])
+def test_without_noise_it_is_exact_for_every_chunk_and_structure(chunk: int) -> None:
+    sure = torch.where(X > 0, torch.inf, -torch.inf)
+    exact = ((X > 0).sum(-1) - Y).square().double()
+    torch.testing.assert_close(c.evaluate(program, sure, Y, samples=3, chunk=chunk).values, exact, rtol=0, atol=0)
+    batch = {"pair": (sure, Y)}
+    torch.testing.assert_close(c.evaluate(nested, batch, samples=3, chunk=chunk).values, exact, rtol=0, atol=0)
+
+
+def test_modules_are_evaluated_in_evaluation_mode_and_left_as_they_were() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.9)
+
+        def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+            return self.drop(torch.ones_like(x)).sum(-1) + 0 * draw("b", c.Bernoulli(logits=x)).sum(-1)
+
+    gate = Gate().train()
+    assert c.evaluate(gate, X, samples=1).mean == 3.0
+    assert gate.drop.training
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("call", "error", "sentence"),
+    [
+        (lambda: c.evaluate(program), ValueError, "data must have at least one tensor, the first input of the program"),
+        (lambda: c.evaluate(program, X, Y[:3]), ValueError, "as many data points in every input, got 7 and 3"),
+        (lambda: c.evaluate(program, X[:0], Y[:0]), ValueError, "data must have at least one data point, got none"),
+        (lambda: c.evaluate(program, X, Y, full_points=3), ValueError, "as a program has no likelihood, got 3"),
+        (lambda: c.evaluate(program, X, Y, samples=0), ValueError, "samples must be a positive whole number, got 0"),
+        (lambda: c.evaluate(program, X, Y, chunk=-1), ValueError, "chunk must be a positive whole number, got -1"),
+        (lambda: c.evaluate(program, X), TypeError, "a program must be callable with draw and 1 input"),
+        (lambda: c.evaluate(3, X), TypeError, "model must be a Model, a program or a module, got int"),
+        (
+            lambda: c.evaluate(c.Model, X),
+            TypeError,
+            "model must be a Model, a program or a module, got the class Model",
+        ),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(call: Callable[[], Any], error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    assert sentence in str(caught.value)
