@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import Independent, Normal
 from torch.utils.data import DataLoader, TensorDataset
 
 import concretely as c
@@ -199,6 +200,34 @@ def test_the_rows_hold_what_is_logged_without_asking() -> None:
     assert row.metrics["log_likelihood/x"] == pytest.approx(exact.log_likelihood["x"].mean().item(), abs=1.0)
     mean = c.run(model.q, x, mode=c.mode.Discrete())["code"].distribution.mean
     assert row.metrics["active/code"] == pytest.approx((mean.var(0, correction=0).sum(-1) > 0.01).sum().item(), abs=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"estimator": None}, {"code": 1 / 2, "b": 2 / 3}),
+        ({"estimator": c.Pathwise(kl="density")}, {"code": 1.0, "b": 2 / 3}),
+        ({"estimator": c.GumbelSoftmax()}, {"code": 1.0, "b": 2 / 3}),
+        ({"estimator": c.StraightThroughGumbelSoftmax(kl="analytic")}, {"code": 1 / 2, "b": 2 / 3}),
+        ({"estimator": c.Pathwise({"code": 0.5, "b": torch.tensor(0.25)})}, {"code": 0.5, "b": 0.25}),
+        ({"temperature": {"code": c.Annealing(1.0, 0.5, 20), "b": 0.25}}, {"code": 0.5, "b": 0.25}),
+        ({"temperature": 0.5}, {}),
+        ({"temperature": c.Annealing(1.0, 0.5, 20)}, {}),
+        ({"estimator": c.RLOO(), "samples": 2}, {}),
+    ],
+    ids=["default", "density", "gumbel", "straight-through", "mapping", "schedules", "number", "schedule", "discrete"],
+)
+def test_the_rows_have_the_temperature_of_each_node(given: dict[str, Any], expected: dict[str, float]) -> None:
+    def program(draw: c.Draw, x: Tensor) -> Tensor:
+        code = draw("code", c.OneHotCategorical(logits=x[:, :4] * scale))
+        noise = draw("noise", Independent(Normal(c.tile(x, code), 1.0), 1))  # has no temperature
+        return code[:, 0] - draw("b", c.Bernoulli(logits=noise * scale)).sum(-1)
+
+    scale = nn.Parameter(torch.ones(()))
+    row = fitted(program, steps=20, **given).rows[-1]
+    found = {name: value for name, value in row.values.items() if name.startswith("temperature/")}
+    assert found == {f"temperature/{node}": pytest.approx(value) for node, value in expected.items()}
+    assert row.temperature == (0.5 if "temperature" in given and not expected else None)
 
 
 def test_a_discrete_estimator_has_no_gap() -> None:

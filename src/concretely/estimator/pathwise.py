@@ -86,7 +86,7 @@ class Pathwise:
         if prior is None:
             prior = PAPER_PRIOR if temperature is None else temperature
         if temperature is None:
-            temperature = _by_states(self.kl)
+            temperature = by_states(self.kl)
         return Relaxed(temperature, scored_by, self.noise), Relaxed(prior, scored_by, self.noise)
 
 
@@ -170,7 +170,7 @@ class StraightThroughGumbelSoftmax:
 
     def __post_init__(self) -> None:
         require_one_of("kl", self.kl, "mass", "analytic")
-        temperature = _by_states(self.kl) if self.temperature is None else self.temperature
+        temperature = by_states(self.kl) if self.temperature is None else self.temperature
         object.__setattr__(self, "_mode", Surrogate(temperature))
 
     def __call__(
@@ -206,7 +206,7 @@ def _straight_through(
     return Estimate(*loss(weights, objective), bounds, weights=weights)
 
 
-def _by_states(kl: Treatment | None) -> ByStates:
+def by_states(kl: Treatment | None) -> ByStates:
     """Return the temperatures of nodes for which none is given."""
     return MEASURED if kl == "analytic" else PAPER
 

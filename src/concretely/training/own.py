@@ -36,6 +36,8 @@ from .own_loss import (
     at_temperatures,
     draws_relaxed,
     has_temperature,
+    node_temperatures,
+    shown_temperature,
 )
 from .own_recipe import OwnRecipe, require_schedules
 from .parallel import ALONE, World
@@ -107,7 +109,7 @@ def own_task(
     own = dict(loss.named_parameters())
     matrices = frozenset(name for name in names if name.startswith("model.") and own[name].dim() >= 2)
     schedule, kernels = options.schedule, not options.compiles and what.autocast is None
-    temperature = controls.get(TEMPERATURE, getattr(estimator, TEMPERATURE, None))
+    by_estimator = None if isinstance(options.temperature, Mapping) else getattr(estimator, TEMPERATURE, None)
     return Task(
         recipe=recipe,
         device=device,
@@ -123,7 +125,8 @@ def own_task(
         decay=0.0,
         controls=tuple(controls.values()),
         control_names=tuple(controls),
-        temperature=temperature if callable(temperature) or isinstance(temperature, int | float) else None,
+        temperature=shown_temperature(controls.get(TEMPERATURE, by_estimator)),
+        temperatures=node_temperatures(estimator, monitor.states) if options.temperature is None else {},
         weights=matrices,
         watched=frozenset(names),
         validate=lambda world: validation_score(model, options.valid, arrange, recipe, device, world),

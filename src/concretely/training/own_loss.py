@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -17,17 +18,22 @@ from ..estimator import (
     Estimate,
     Estimator,
     Exact,
+    GumbelSoftmax,
+    Pathwise,
     Reinforce,
     StraightThrough,
     StraightThroughGumbelSoftmax,
 )
 from ..estimator.base import default_objective
+from ..estimator.pathwise import by_states
 from ..functional.noise import Source
 from ..functional.slice import Slice
 from ..graph.program import eval_mode
 from ..graph.trace import Trace
 from ..model import Model
 from ..objective import Objective
+from ..schedule import Schedule
+from ..temperature import ByStates
 from .feed import Inputs
 from .task import DRAWN, Controls, MemberLoss
 
@@ -36,7 +42,7 @@ ACTIVE = 0.01
 ALIKE = 1e-12
 """Numbers count as the same on all ranks if their variance over ranks is at most this."""
 BETA, TEMPERATURE = "beta", "temperature"
-"""The names of controls. The temperature of a node is `temperature/NODE`."""
+"""The names of controls. The temperature of a node is `temperature/NODE`, as in rows of the curve."""
 
 DISCRETE = (Exact, NVIL, Reinforce, RLOO, StraightThrough, StraightThroughGumbelSoftmax, VIMCO)
 """Estimators that draw discrete states."""
@@ -125,6 +131,37 @@ def at_temperatures(estimator: Estimator, values: Mapping[str, float | Tensor]) 
     return cast("Estimator", replace(cast("Any", estimator), temperature=chosen))
 
 
+def shown_temperature(given: Any) -> Schedule | None:
+    """Return a temperature as rows show it, or None if it is not one number.
+
+    >>> shown_temperature(0.5), shown_temperature({"h": 0.5}), shown_temperature(torch.ones(()))(0)
+    (0.5, None, 1.0)
+    """
+    if isinstance(given, Tensor):
+        return (lambda step: given.item()) if given.numel() == 1 else None  # it may change during training
+    if isinstance(given, Real):
+        return float(given)
+    return given if callable(given) and not isinstance(given, ByStates) else None
+
+
+def node_temperatures(estimator: Estimator, states: Mapping[str, int]) -> dict[str, Schedule]:
+    """Return the temperatures that an estimator gives nodes, if they are by node, by their names in rows.
+
+    `states` has the number of states of each discrete latent node.
+
+    >>> node_temperatures(Pathwise(), {"h": 2, "code": 4}), node_temperatures(Pathwise(0.5), {"h": 2})
+    ({'temperature/h': 0.6666666666666666, 'temperature/code': 0.5}, {})
+    """
+    given = getattr(estimator, TEMPERATURE, None)
+    if given is None and isinstance(estimator, Pathwise | GumbelSoftmax | StraightThroughGumbelSoftmax):
+        given = by_states(estimator.kl)
+    if isinstance(given, ByStates):
+        given = {name: given(number) for name, number in states.items()}
+    by_node = given if isinstance(given, Mapping) else {}
+    shown = {f"{TEMPERATURE}/{name}": shown_temperature(by_node[name]) for name in states if name in by_node}
+    return {name: value for name, value in shown.items() if value is not None}
+
+
 class OwnMonitor(MemberLoss):
     """The loss of the discrete graph in evaluation mode, and `names`: metrics of every node.
 
@@ -138,6 +175,8 @@ class OwnMonitor(MemberLoss):
         what = replace(loss.what, objective=objective)
         self._loss = (OwnLoss(loss.model, Reinforce(), what),)  # in a tuple, so that it is not a part
         self.names: tuple[str, ...] = ()
+        self.states: dict[str, int] = {}
+        """The number of states of each discrete latent node."""
 
     def forward(self, inputs: Inputs, keys: Source, controls: Controls) -> Tensor:
         """Return the loss, followed by the metrics in the order of `names`: 0 for those of nodes not in this batch."""
@@ -147,9 +186,11 @@ class OwnMonitor(MemberLoss):
         return torch.stack([loss, *(metrics.get(name, torch.zeros_like(loss)).to(loss.dtype) for name in self.names)])
 
     def examine(self, inputs: Inputs, keys: Source, controls: Controls) -> dict[str, int]:
-        """Find the names of all metrics, and return the number of units of every latent node."""
+        """Find all metrics and the states of nodes, and return the number of units of every latent node."""
         result, metrics = self._measured(inputs, keys, controls)
         self.names = (*metrics, *_shares(metrics))
+        laws = {name: result.posterior[name].distribution for name in result.posterior.latent}
+        self.states = {name: law.states for name, law in laws.items() if isinstance(law, DiscreteVariable)}
         return {name: units_of(result.posterior, name) for name in result.posterior.latent}
 
     def _measured(self, inputs: Inputs, keys: Source, controls: Controls) -> tuple[Estimate, dict[str, Tensor]]:

@@ -74,6 +74,8 @@ class Task:
     """The schedules that the loss depends on."""
     temperature: Schedule | None
     """The temperature that rows of the curve show."""
+    temperatures: Mapping[str, Schedule] = field(default_factory=dict)
+    """The temperatures by node that rows of the curve show, by their names there, besides those in `controls`."""
     weights: frozenset[str]
     """The parameters of the loss with an L2 penalty. Muon trains these; Adam trains the others."""
     watched: frozenset[str]

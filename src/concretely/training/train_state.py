@@ -154,7 +154,7 @@ class TrainState:
         )
 
     def _measured(self) -> dict[str, float]:
-        """Return the means of the task's metrics since the last row, and its schedules; reset the sums.
+        """Return the means of the task's metrics since the last row, its temperatures and schedules; reset the sums.
 
         The metrics of a node are averaged over the batches that have it, and left out if none has.
         """
@@ -168,7 +168,8 @@ class TrainState:
         shares = {name.partition("/")[2]: means.pop(name) for name in names if name.startswith(f"{DRAWN}/")}
         drawn = {name: shares.get(name.partition("/")[2], 1.0) for name in means}
         means = {name: mean / drawn[name] for name, mean in means.items() if drawn[name]}
-        return means | dict(zip(self.task.control_names, self.task.controls_at(self.step), strict=True))
+        temperatures = {name: at_step(given, self.step) for name, given in self.task.temperatures.items()}
+        return means | temperatures | dict(zip(self.task.control_names, self.task.controls_at(self.step), strict=True))
 
     def validate(self) -> float:
         """Return the score of the validation set, of which lower is better."""
