@@ -79,7 +79,7 @@ def test_runs_train_stop_and_go_on_where_they_are_told_to(estimator: str, device
     resumed = train(recipe, tmp_path / "parts", data=data, device=device)
     assert resumed.finished
     for run, again in zip(whole.rows, resumed.rows, strict=True):
-        assert run.bound == pytest.approx(again.bound, rel=1e-4)
+        assert run.objective == pytest.approx(again.objective, rel=1e-4)
     parameters = restored(tmp_path / "whole", device=device)[1].state_dict()
     for name, tensor in restored(tmp_path / "parts", device=device)[1].state_dict().items():
         assert tensor.device.type == device

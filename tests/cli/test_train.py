@@ -94,10 +94,10 @@ def test_event_files_are_there_and_can_be_read(finished: tuple[Path, str, str]) 
 
     events = EventAccumulator(str(finished[0] / "tensorboard"))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == {"bound", "discrete", "gap", "valid", "lr", "temperature"}
+    assert set(events.Tags()["scalars"]) == {"objective", "discrete", "gap", "valid", "lr", "temperature"}
     rows = restored(finished[0])[0].rows
-    assert [event.step for event in events.Scalars("bound")] == [10, 20]
-    assert [event.value for event in events.Scalars("bound")] == pytest.approx([row.bound for row in rows])
+    assert [event.step for event in events.Scalars("objective")] == [10, 20]
+    assert [event.value for event in events.Scalars("objective")] == pytest.approx([row.objective for row in rows])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what tensorboard imports
@@ -108,7 +108,7 @@ def test_a_run_that_goes_on_goes_on_with_its_event_files(finished: tuple[Path, s
     assert call("train", "--resume", str(folder), "--steps", "40", "--score-samples", "1")[0] == 0
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    assert [event.step for event in events.Scalars("bound")] == [row.step for row in restored(folder)[0].rows]
+    assert [event.step for event in events.Scalars("objective")] == [row.step for row in restored(folder)[0].rows]
 
 
 def test_structured_prediction_leaves_completions(tmp_path: Path) -> None:
@@ -276,8 +276,8 @@ def rows() -> list[Row]:
     """Rows of a run that has looked at the validation set once."""
     values = {"lr": 0.1, "temperature": 0.5}
     return [
-        Row(step=10, seconds=1.0, bound=-5.0, discrete=-6.0, valid=7.0, **values),
-        Row(step=20, seconds=2.0, bound=-3.0, discrete=-5.0, **values),
+        Row(step=10, seconds=1.0, objective=-5.0, discrete=-6.0, valid=7.0, **values),
+        Row(step=20, seconds=2.0, objective=-3.0, discrete=-5.0, **values),
     ]
 
 

@@ -153,4 +153,4 @@ def test_pictures_are_the_same_every_time(folder: Path, tmp_path: Path) -> None:
 def test_the_curve_is_that_of_the_run(folder: Path) -> None:
     run, _, _ = restored(folder)
     with (folder / "curve.csv").open(newline="") as file:
-        assert [float(row["bound"]) for row in csv.DictReader(file)] == [row.bound for row in run.rows]
+        assert [float(row["objective"]) for row in csv.DictReader(file)] == [row.objective for row in run.rows]

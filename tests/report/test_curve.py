@@ -17,9 +17,9 @@ from concretely.report.style import save_figure
 
 
 def row(
-    step: int, bound: float | None = None, discrete: float | None = None, valid: float | None = None
+    step: int, objective: float | None = None, discrete: float | None = None, valid: float | None = None
 ) -> dict[str, Any]:
-    return {"step": step, "seconds": 0.1, "lr": 1e-3, "bound": bound, "discrete": discrete, "valid": valid}
+    return {"step": step, "seconds": 0.1, "lr": 1e-3, "objective": objective, "discrete": discrete, "valid": valid}
 
 
 RELAXED = [
@@ -39,10 +39,15 @@ def lines(axes: Axes) -> dict[str, list[tuple[float, float]]]:
 
 def test_lines_are_the_bounds_and_circles_what_validation_found_with_its_sign_changed() -> None:
     assert lines(drawn(RELAXED)) == {
-        "training bound": [(row["step"], row["bound"]) for row in RELAXED],
+        "training bound": [(row["step"], row["objective"]) for row in RELAXED],
         "discrete bound": [(row["step"], row["discrete"]) for row in RELAXED],
         "validation, − NLL": [(500, -21.5), (1000, -21.5)],
     }
+
+
+def test_rows_of_an_earlier_version_are_drawn() -> None:
+    rows = [{"bound" if name == "objective" else name: value for name, value in row.items()} for row in RELAXED]
+    assert lines(drawn(rows)) == lines(drawn(RELAXED))
 
 
 def test_curves_of_a_program_are_minus_its_cost() -> None:
@@ -81,9 +86,9 @@ def test_bounds_that_do_not_differ_have_one_line_and_no_gap(rows: list[dict[str,
 
 def test_the_first_steps_do_not_squeeze_the_rest() -> None:
     low, high = drawn(RELAXED).get_ylim()
-    seen = [height for row in RELAXED[10:] for height in (row["bound"], row["discrete"])]
+    seen = [height for row in RELAXED[10:] for height in (row["objective"], row["discrete"])]
     assert low < min(seen) < max(seen) < high
-    assert low > RELAXED[0]["bound"]
+    assert low > RELAXED[0]["objective"]
     assert high - low < 1.2 * (max(seen) - min(seen))
 
 

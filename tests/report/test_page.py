@@ -43,7 +43,7 @@ RECORD = {
     },
     "seconds": 83.4,
 }
-ROWS = [{"step": 10 * step, "bound": -30.0 + step, "discrete": -31.0 + step, "valid": None} for step in range(1, 5)]
+ROWS = [{"step": 10 * step, "objective": -30.0 + step, "discrete": -31.0 + step, "valid": None} for step in range(1, 5)]
 VOID = {"meta", "img", "br", "link", "hr"}
 
 

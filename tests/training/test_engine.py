@@ -274,7 +274,7 @@ def test_rows_of_several_are_averages(tmp_path: Path) -> None:
     found = train_together(members, data=points, callbacks=Callbacks(row=rows.append))
     for index, row in enumerate(rows):
         of_all = [run.rows[index] for run in found if isinstance(run, Run)]
-        assert row.bound == pytest.approx(sum(each.bound for each in of_all) / 3)
+        assert row.objective == pytest.approx(sum(each.objective for each in of_all) / 3)
         assert row.seconds == pytest.approx(sum(each.seconds for each in of_all))
         assert row.valid == pytest.approx(sum(each.valid or 0 for each in of_all) / 3)
     assert [row.step for row in rows] == [10, 20, 30]

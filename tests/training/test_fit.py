@@ -113,7 +113,7 @@ def test_gradients_of_parts_are_those_of_a_large_batch() -> None:
     parts = fitted(models[1], data, estimator=c.Exact(), batch=2, accumulate=3, steps=20)
     for one, other in zip(large.model.parameters(), parts.model.parameters(), strict=True):
         torch.testing.assert_close(one, other)
-    assert parts.rows[-1].bound == pytest.approx(large.rows[-1].bound)
+    assert parts.rows[-1].objective == pytest.approx(large.rows[-1].objective)
 
 
 def gradient(weight: float) -> list[Tensor]:
@@ -193,7 +193,7 @@ def test_the_rows_hold_what_is_logged_without_asking() -> None:
     assert set(row.metrics) == names
     assert (row.metrics["beta"], row.temperature, row.lr) == (1.0, pytest.approx(0.5), 0.01)
     assert row.metrics["temperature"] == row.temperature
-    assert set(row.values) == names | {"step", "seconds", "lr", "bound", "discrete", "gap", "valid"}
+    assert set(row.values) == names | {"step", "seconds", "lr", "objective", "discrete", "gap", "valid"}
     model, x = run.model, bits()
     exact = c.estimate(model, x, estimator=c.Exact())
     assert row.metrics["kl/code"] == pytest.approx(exact.kl["code"].mean().item(), abs=0.3)
@@ -233,7 +233,7 @@ def test_the_rows_have_the_temperature_of_each_node(given: dict[str, Any], expec
 def test_a_discrete_estimator_has_no_gap() -> None:
     rows = fitted(build(), estimator=c.RLOO(), samples=2).rows
     assert rows
-    assert all(row.bound == row.discrete and "gap" not in row.values for row in rows)
+    assert all(row.objective == row.discrete and "gap" not in row.values for row in rows)
 
 
 def test_the_gap_is_that_of_one_batch_whatever_the_others_of_its_step_are() -> None:
@@ -243,4 +243,4 @@ def test_the_gap_is_that_of_one_batch_whatever_the_others_of_its_step_are() -> N
     with torch.no_grad():
         model.p.decoder[2].bias.copy_(-3 * torch.ones(6))
     row = fitted(model, data, steps=10, **given).rows[-1]
-    assert abs(row.bound - row.discrete) < 0.3
+    assert abs(row.objective - row.discrete) < 0.3

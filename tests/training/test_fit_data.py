@@ -281,4 +281,4 @@ def test_real_values_labels_and_masks_are_whatever_the_program_takes() -> None:
     layer = torch.nn.Linear(4, 2)
     data = (torch.randn(30, 4), torch.rand(30) < 0.5, np.arange(30) % 3)
     run = fitted(program, data, steps=4)
-    assert run.rows[-1].bound < 0
+    assert run.rows[-1].objective < 0

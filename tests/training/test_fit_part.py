@@ -54,7 +54,7 @@ def test_several_seeds_do_not_share_the_parameters_of_an_estimator() -> None:
     how: dict[str, Any] = {"estimator": OfModel, "lr": 0.1}
     together = fitted(Gate, (bits(), LABELS), seed=range(2, 4), **how)
     alone = fitted(Gate, (bits(), LABELS), seed=3, **how)
-    assert [row.bound for row in together[1].rows] == [row.bound for row in alone.rows]
+    assert [row.objective for row in together[1].rows] == [row.objective for row in alone.rows]
     with pytest.raises(ValueError, match="estimator must be a class of modules for several seeds"):
         fitted(Gate, (bits(), LABELS), seed=range(2, 4), estimator=LearnedTemperature())
 

@@ -14,6 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from concretely.evaluation.likelihood import evaluate
+from concretely.training import checkpoint
 from concretely.training import loop as running
 from concretely.training.folder import Run, load_recipe, restored
 from concretely.training.loop import Callbacks, train
@@ -83,7 +84,7 @@ def test_a_run_leaves_its_recipe_its_curve_its_parameters_and_two_checkpoints(tm
         table = list(csv.DictReader(file))
     assert list(table[0]) == [field.name for field in fields(Row) if field.name != "metrics"]
     assert [int(row["step"]) for row in table] == [row.step for row in run.rows] == [10, 20, 30]
-    assert [float(row["bound"]) for row in table] == [row.bound for row in run.rows]
+    assert [float(row["objective"]) for row in table] == [row.objective for row in run.rows]
     assert [row["valid"] != "" for row in table] == [False, True, False]
     assert_same(load_file(folder / "model.safetensors"), restored(folder)[1].state_dict())
 
@@ -91,6 +92,18 @@ def test_a_run_leaves_its_recipe_its_curve_its_parameters_and_two_checkpoints(tm
 @pytest.mark.parametrize(("steps", "rows"), [(1, 1), (10, 1), (11, 2), (5000, 500), (5001, 251), (20_000, 500)])
 def test_a_curve_has_at_most_five_hundred_rows_and_ends_with_the_last_step(steps: int, rows: int) -> None:
     assert math.ceil(steps / running._interval(recipe(steps=steps))) == rows <= running.ROWS
+
+
+def test_a_run_of_an_earlier_version_goes_on_with_its_rows(tmp_path: Path) -> None:
+    trained(tmp_path / "old", stop=17)
+    last = checkpoint.latest(tmp_path / "old")
+    assert last is not None
+    rows = [
+        {"bound" if name == "objective" else name: value for name, value in row.items()} for row in last.state["rows"]
+    ]
+    checkpoint.save(tmp_path / "old", last.step, last.tensors, {**last.state, "rows": rows})
+    assert [row.objective for row in restored(tmp_path / "old")[0].rows] == [row["bound"] for row in rows]
+    assert_alike(trained(tmp_path / "old"), trained(tmp_path / "new"))
 
 
 def test_a_run_that_has_taken_no_step_yet_starts_from_the_start(tmp_path: Path) -> None:

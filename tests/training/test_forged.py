@@ -54,7 +54,7 @@ def with_tensor(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Call
 
 
 BEST, MODEL, MOMENT = "best/p.top.logits", "model/p.top.logits", "first/model.p.top.logits"
-ROW = {"step": 1, "seconds": 0.1, "lr": 1e-3, "temperature": None, "bound": -9.0, "discrete": -9.0, "valid": None}
+ROW = {"step": 1, "seconds": 0.1, "lr": 1e-3, "temperature": None, "objective": -9.0, "discrete": -9.0, "valid": None}
 MADE = {"commit": None, "versions": {}, "device": {}}
 FORGED: list[tuple[Callable[..., object], str, bool]] = [
     (without(BEST), f"PLACE must have a tensor {BEST!r}, got none", True),
@@ -86,7 +86,8 @@ FORGED: list[tuple[Callable[..., object], str, bool]] = [
     (with_state(start="low"), "start of PLACE must be as training writes it, got 'low'", True),
     (with_state(seconds=float("inf")), "seconds of PLACE must be as training writes it, got inf", True),
     (with_state(rows={}), "rows of PLACE must be as training writes it, got {}", True),
-    (with_state(rows=[{**ROW, "bound": None}]), "rows of PLACE must be as training writes it, got", True),
+    (with_state(rows=[{**ROW, "objective": None}]), "rows of PLACE must be as training writes it, got", True),
+    (with_state(rows=[{**ROW, "bound": -9.0}]), "rows of PLACE must be as training writes it, got", True),
     (with_state(rows=[{**ROW, "mine": 1}]), "rows of PLACE must be as training writes it, got", True),
     (with_state(best=[1]), "best of PLACE must be as training writes it, got [1]", True),
     (with_state(best=[1, "low"]), "best of PLACE must be as training writes it, got [1, 'low']", True),

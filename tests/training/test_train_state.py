@@ -95,7 +95,7 @@ def test_a_dry_run_is_the_next_step_and_changes_nothing(estimator: str) -> None:
     assert_same(state.tensors(), before)
     assert all(module.training for module in state.model.modules())
     advance(state, 3)
-    assert state.row().bound == pytest.approx(told, rel=1e-5)
+    assert state.row().objective == pytest.approx(told, rel=1e-5)
 
 
 @pytest.mark.parametrize("estimator", ["concrete", "vimco"])
@@ -109,11 +109,11 @@ def test_the_bound_of_a_row_is_the_average_over_its_steps(estimator: str) -> Non
         assert state.bound() == pytest.approx(sum(alone) / len(alone), rel=1e-5)
         row = state.row()
         found.append(row)
-        assert row.bound == pytest.approx(sum(alone) / len(alone), rel=1e-5)
+        assert row.objective == pytest.approx(sum(alone) / len(alone), rel=1e-5)
         assert row.step == end
         assert state.bound() == 0
     if estimator == "vimco":
-        assert [row.discrete for row in found] == [row.bound for row in found]
+        assert [row.discrete for row in found] == [row.objective for row in found]
 
 
 def test_the_discrete_bound_of_a_row_is_less_by_the_mean_gap_where_it_was_looked_at(
@@ -138,7 +138,7 @@ def test_the_discrete_bound_of_a_row_is_less_by_the_mean_gap_where_it_was_looked
         advance(state, end)
         row = state.row()
         assert measured == steps
-        assert row.bound - row.discrete == pytest.approx(10 + sum(steps) / len(steps), abs=1e-4)
+        assert row.objective - row.discrete == pytest.approx(10 + sum(steps) / len(steps), abs=1e-4)
 
 
 def test_the_discrete_bound_is_that_of_the_discrete_graph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_the_discrete_bound_is_that_of_the_discrete_graph(monkeypatch: pytest.Mo
     with torch.no_grad():
         true = estimate(state.model, data().train[:], estimator=Exact(), samples=1).bound.mean().item()
     assert_mean(torch.tensor([row.discrete for row in rows]), true, "of the discrete bound")
-    gaps = torch.tensor([row.bound - row.discrete for row in rows])
+    gaps = torch.tensor([row.objective - row.discrete for row in rows])
     assert gaps.mean().abs() > 10 * gaps.std() / math.sqrt(len(gaps)), "at this temperature the two differ"
 
 

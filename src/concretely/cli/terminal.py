@@ -347,11 +347,13 @@ def training_progress(
 def describe_rows(recipe: RunRecipe, rows: Sequence["Row"]) -> str:
     """Return a description of the last rows of a training curve."""
     recent = rows[-SMOOTHED:]
-    bound, discrete = (sum(getattr(row, name) for row in recent) / len(recent) for name in ("bound", "discrete"))
+    objective, discrete = (
+        sum(getattr(row, name) for row in recent) / len(recent) for name in ("objective", "discrete")
+    )
     is_paper = isinstance(recipe, Recipe)  # the model of a user may be a program with a cost
-    text = f"{'bound' if is_paper else 'objective'} {bound:.2f}"
-    if recipe.method.relaxes if isinstance(recipe, Recipe) else bound != discrete:
-        text += f"  discrete {discrete:.2f}  gap {bound - discrete:+.2f}"
+    text = f"{'bound' if is_paper else 'objective'} {objective:.2f}"
+    if recipe.method.relaxes if isinstance(recipe, Recipe) else objective != discrete:
+        text += f"  discrete {discrete:.2f}  gap {objective - discrete:+.2f}"
     validations = [row.valid for row in rows if row.valid is not None]
     score = "validation NLL" if is_paper else "validation"
     return text + (f"  {score} {validations[-1]:.2f}, best {min(validations):.2f}" if validations else "")

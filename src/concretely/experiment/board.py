@@ -12,8 +12,8 @@ class ProgramState(NamedTuple):
     members: int
     steps: int
     step: int = 0
-    bound: float | None = None
-    """The last bound, averaged over the members."""
+    objective: float | None = None
+    """The last objective, averaged over the members."""
     state: str = "queued"
     """Whether it is queued, training, scoring, done or stopped."""
     starts: int = 0

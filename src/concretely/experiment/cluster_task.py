@@ -163,7 +163,7 @@ class _Reporter:
             self.report(step=step, state="training")
 
     def _row(self, row: Any) -> None:
-        self.report(step=row.step, bound=row.bound)
+        self.report(step=row.step, objective=row.objective)
 
 
 @dataclass(frozen=True)

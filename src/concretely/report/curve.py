@@ -12,13 +12,14 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from ..experiment.claim import GAP, TemperaturePoint, large_gap_start
 from ..spelling import format_number
 from ..training.train_state import Row as TrainingRow
+from ..training.train_state import renamed
 from .style import DARK, INK, PALE, STRONG
 
 LARGEST = 1e30
 """Numbers of nats above this are not drawn."""
 
 Row = Mapping[str, Any]
-"""The metrics at a step: `step`, and `bound`, `discrete` and `valid`, each of which is a number or None."""
+"""The metrics at a step: `step`, and `objective`, `discrete` and `valid`, each of which is a number or None."""
 
 
 class Words(NamedTuple):
@@ -47,7 +48,7 @@ def draw_curve(history: Sequence[Row | TrainingRow], *, objective: str = "bound"
     """
     words = WORDS[objective]
     figure = Figure(figsize=(7, 3.8), layout="constrained")
-    rows = [row if isinstance(row, Mapping) else vars(row) for row in history]
+    rows = [renamed(row if isinstance(row, Mapping) else vars(row)) for row in history]
     heights = _heights(rows)
     if not heights:
         figure.text(0.5, 0.5, "Nothing has been recorded yet.", ha="center", va="center", color=INK)
@@ -106,12 +107,12 @@ def _label(axes: Axes, x: str, y: str) -> None:
 
 def _draw_bounds(axes: Axes, rows: Sequence[Row], words: Words) -> None:
     """Draw the training bound and, if it differs, the discrete bound, and shade the gap between them."""
-    bound, discrete = _known(rows, "bound"), _known(rows, "discrete")
-    lines = [(words.training, bound, STRONG)]
-    if any(bound.get(step) != height for step, height in discrete.items()):
+    objective, discrete = _known(rows, "objective"), _known(rows, "discrete")
+    lines = [(words.training, objective, STRONG)]
+    if any(objective.get(step) != height for step, height in discrete.items()):
         lines.append((words.discrete, discrete, DARK))
-        if steps := [step for step in discrete if step in bound]:
-            trained, rounded = ([heights[step] for step in steps] for heights in (bound, discrete))
+        if steps := [step for step in discrete if step in objective]:
+            trained, rounded = ([heights[step] for step in steps] for heights in (objective, discrete))
             late = slice(-math.ceil(len(steps) / 10), None)  # single rows are noisy
             gap = fmean(trained[late]) - fmean(rounded[late])
             label = f"integrality gap, {gap:.3g} in the last tenth".replace("-", "−")
@@ -129,5 +130,5 @@ def _known(rows: Sequence[Row], name: str) -> dict[int, float]:
 
 def _heights(rows: Sequence[Row]) -> list[float]:
     """Return the heights of all points that are drawn."""
-    bounds = [height for name in ("bound", "discrete") for height in _known(rows, name).values()]
-    return bounds + [-nll for nll in _known(rows, "valid").values()]
+    objectives = [height for name in ("objective", "discrete") for height in _known(rows, name).values()]
+    return objectives + [-nll for nll in _known(rows, "valid").values()]

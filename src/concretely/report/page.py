@@ -79,7 +79,7 @@ def curve_image(rows: Sequence[Row], *, objective: str = "bound") -> Image:
     """Render the training curve, with a caption that gives its last values (see `draw_curve`)."""
     last = rows[-1] if rows else {}
     sign, unit = -1 if objective == "cost" else 1, " nats" if objective == "bound" else ""
-    ends = ((f"training {objective}", last.get("bound")), (f"discrete {objective}", last.get("discrete")))
+    ends = ((f"training {objective}", last.get("objective")), (f"discrete {objective}", last.get("discrete")))
     texts = [f"the {name} is {format_value(sign * value, None)}{unit}" for name, value in ends if value is not None]
     caption = f"At step {last['step']:,} " + " and ".join(texts) + "." if texts else f"The {objective} against steps."
     return embed_figure(caption, draw_curve(rows, objective=objective))

@@ -140,12 +140,12 @@ def program_table(states: Sequence["ProgramState"], *, rows: int) -> Table:
     done = sum(state.state == "done" for state in states)
     hidden = f", {len(states) - len(shown)} more below" if len(shown) < len(states) else ""
     table = plain_table(f"{done} of {len(states)} programs are done{hidden}")
-    for header in ("program", "members", "step", "bound", "", "starts"):
+    for header in ("program", "members", "step", "objective", "", "starts"):
         table.add_column(header, justify="left" if header in ("program", "") else "right", no_wrap=True)
     for program in shown:
-        bound = MISSING if program.bound is None else f"{program.bound:.2f}"
+        objective = MISSING if program.objective is None else f"{program.objective:.2f}"
         step = f"{program.step:,} of {program.steps:,}"
-        add_row(table, program.name, str(program.members), step, bound, program.state, str(program.starts))
+        add_row(table, program.name, str(program.members), step, objective, program.state, str(program.starts))
     return table
 
 

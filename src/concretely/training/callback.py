@@ -176,12 +176,12 @@ def _rows_before(path: Path, step: int) -> list[dict[str, str]]:
 def describe_row(row: Row) -> str:
     """Return the main metrics of a row in one line.
 
-    >>> describe_row(Row(10, 1.0, 1e-3, None, bound=-3.0, discrete=-3.5, valid=3.25))
+    >>> describe_row(Row(10, 1.0, 1e-3, None, objective=-3.0, discrete=-3.5, valid=3.25))
     'objective -3.00  discrete -3.50  gap +0.50  validation 3.25'
     """
-    text = f"objective {row.bound:.2f}"
-    if row.discrete != row.bound:
-        text += f"  discrete {row.discrete:.2f}  gap {row.bound - row.discrete:+.2f}"
+    text = f"objective {row.objective:.2f}"
+    if row.discrete != row.objective:
+        text += f"  discrete {row.discrete:.2f}  gap {row.objective - row.discrete:+.2f}"
     return text + ("" if row.valid is None else f"  validation {row.valid:.2f}")
 
 

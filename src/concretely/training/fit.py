@@ -94,7 +94,7 @@ class FittedRun:
         return self.run.recipe
 
     def __repr__(self) -> str:
-        last = f", objective {self.rows[-1].bound:.4g}" if self.rows else ""
+        last = f", objective {self.rows[-1].objective:.4g}" if self.rows else ""
         best = "" if self.best is None else f", best validation {self.best[1]:.4g} at step {self.best[0]:,}"
         state = "diverged" if self.error else "finished" if self.finished else "not finished"
         return f"FittedRun(step {self.step:,}, {state}{last}{best})"

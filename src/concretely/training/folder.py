@@ -28,7 +28,7 @@ from .own_method import own_data, own_model
 from .own_recipe import OwnRecipe, RunRecipe
 from .paper import empty_model, paper_recipe
 from .recipe import FILE, Recipe, read, resolve
-from .train_state import Row, TrainState
+from .train_state import Row, TrainState, renamed
 
 CURVE, PARAMETERS = "curve.csv", "model.safetensors"
 INSTEAD = "restore them, or start a new run in another folder or with overwrite"
@@ -197,7 +197,7 @@ def _run(recipe: RunRecipe, last: checkpoint.Checkpoint) -> Run:
         raise ValueError(f"steps must stay {was.steps:,}, as the learning rate falls towards it, got {recipe.steps:,}")
     if last.step > recipe.steps:
         raise ValueError(f"steps must be at least {last.step:,}, which the run has taken, got {recipe.steps:,}")
-    rows = tuple(Row(**row) for row in state.pop("rows"))
+    rows = tuple(Row(**renamed(row)) for row in state.pop("rows"))
     best = None if state["best"] is None else tuple(state["best"])
     finished = state.pop("finished") and (last.step >= recipe.steps or was.steps == recipe.steps)
     return Run(recipe, step=last.step, rows=rows, finished=finished, **{**state, "best": best})
@@ -229,12 +229,12 @@ def _require_state(last: checkpoint.Checkpoint) -> None:
 
 def _is_row(value: Any) -> bool:
     """Return whether a value is a row of a training curve. Two of its numbers may be missing."""
-    names = {field.name for field in fields(Row)}
+    names, value = {field.name for field in fields(Row)}, renamed(value) if isinstance(value, dict) else value
     return (
         isinstance(value, dict)
         and value.keys() == names
         and is_count(value["step"])
-        and all(is_number(value[name]) for name in ("seconds", "lr", "bound", "discrete"))
+        and all(is_number(value[name]) for name in ("seconds", "lr", "objective", "discrete"))
         and all(value[name] is None or is_number(value[name]) for name in ("temperature", "valid"))
         and isinstance(value["metrics"], dict)
         and all(map(is_number, value["metrics"].values()))

@@ -353,7 +353,7 @@ def _average(rows: Sequence[Row]) -> Row:
     return replace(
         rows[0],
         seconds=math.fsum(row.seconds for row in rows),
-        bound=fmean(row.bound for row in rows),
+        objective=fmean(row.objective for row in rows),
         discrete=fmean(row.discrete for row in rows),
         valid=fmean(validations) if validations else None,
         metrics={name: fmean(row.metrics[name] for row in rows if name in row.metrics) for name in names},

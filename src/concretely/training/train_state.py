@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the training curve. Its bounds are averages over the steps since the previous row."""
+    """A row of the training curve. Its objectives are averages over the steps since the previous row."""
 
     step: int
     seconds: float
     lr: float
     temperature: float | None
-    bound: float
-    """The objective that was maximised, in nats."""
+    objective: float
+    """What was maximised: the objective of a model, such as a bound in nats, or minus the cost of a program."""
     discrete: float
-    """An estimate of the bound of the discrete graph: `bound` minus the mean gap, measured at some steps."""
+    """An estimate of the objective of the discrete graph: `objective` minus the mean gap, measured at some steps."""
     valid: float | None = None
     """The negative log-likelihood of the validation set, or None if it was not evaluated after this step."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -47,10 +47,15 @@ class Row:
     @property
     def values(self) -> dict[str, float]:
         """All numbers of the row that are known, by name."""
-        own = ("step", "seconds", "lr", "temperature", "bound", "discrete", "valid")
+        own = ("step", "seconds", "lr", "temperature", "objective", "discrete", "valid")
         values = {name: value for name in own if (value := getattr(self, name)) is not None}
-        gap = {"gap": self.bound - self.discrete} if self.discrete != self.bound else {}
+        gap = {"gap": self.objective - self.discrete} if self.discrete != self.objective else {}
         return values | gap | dict(self.metrics)
+
+
+def renamed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as a mapping with the names of this version. Earlier ones called the objective `bound`."""
+    return {"objective" if name == "bound" and "objective" not in row else name: value for name, value in row.items()}
 
 
 class TrainState:
@@ -148,7 +153,7 @@ class TrainState:
             seconds=self.seconds,
             lr=base * self.task.lr_at(self.step),
             temperature=at_step(self.task.temperature, self.step),
-            bound=mean,
+            objective=mean,
             discrete=mean - gap / max(gaps, 1),
             metrics=self._measured(),
         )
