@@ -143,6 +143,60 @@ def test_a_csv_log_goes_on_after_a_resume(tmp_path: Path) -> None:
     assert [row["valid"] != "" for row in table] == [False, True, False]
 
 
+def test_a_csv_log_has_columns_for_metrics_of_later_rows(tmp_path: Path) -> None:
+    def row(step: int, discrete: float = -3.0, **metrics: float) -> Row:
+        return Row(step, 0.5 * step, 0.01, None, objective=-3.0, discrete=discrete, metrics=metrics)
+
+    path = tmp_path / "rows.csv"
+    for rows in (
+        [row(10, a=1.0), row(20, a=2.0, b=3.0), row(30, -4.0, b=4.0), row(40, a=5.0)],
+        [row(40, a=6.0, c=7.0), row(50, b=8.0)],  # resumed
+    ):
+        with c.CSVLog(path).open(50) as log:
+            for each in rows:
+                log.row(each)
+    with path.open(newline="") as file:
+        table = list(csv.reader(file))
+    names = ["step", "seconds", "lr", "objective", "discrete", "a", "valid", "b", "gap", "c"]
+    assert table == [
+        names,
+        ["10", "5.0", "0.01", "-3.0", "-3.0", "1.0", "", "", "", ""],
+        ["20", "10.0", "0.01", "-3.0", "-3.0", "2.0", "", "3.0", "", ""],
+        ["30", "15.0", "0.01", "-3.0", "-4.0", "", "", "4.0", "1.0", ""],
+        ["40", "20.0", "0.01", "-3.0", "-3.0", "6.0", "", "", "", "7.0"],
+        ["50", "25.0", "0.01", "-3.0", "-3.0", "", "", "8.0", "", ""],
+    ]
+    assert [each.name for each in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def test_a_csv_log_holds_the_rows_of_runs_with_other_nodes(tmp_path: Path) -> None:
+    class Program(nn.Module):
+        def __init__(self, nodes: int) -> None:
+            super().__init__()
+            self.nodes, self.layer = nodes, nn.Linear(6, 2)
+
+        def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+            logits = self.layer(x)
+            return sum((draw(f"z{node}", c.Bernoulli(logits=logits)).sum(-1) for node in range(self.nodes)), x[:, 0])
+
+    fitted(Program, arguments={"nodes": [1, 2]}, steps=20, callbacks=c.CSVLog(tmp_path / "rows.csv"))
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        table = [(row["step"], row["active/z0"] != "", row["active/z1"] != "") for row in csv.DictReader(file)]
+    assert table == [("10", True, False), ("20", True, False), ("10", True, True), ("20", True, True)]
+
+
+def test_a_csv_log_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("step,seconds,lr,bound,discrete,kl/code,valid\n10,1.0,0.1,-4.0,-5.0,0.5,\n20,2.0\n")
+    with c.CSVLog(path).open(30) as log:
+        log.row(Row(20, 2.0, 0.1, None, objective=-3.0, discrete=-3.0, metrics={"temperature/code": 0.5}))
+    assert path.read_text().splitlines() == [
+        "step,seconds,lr,objective,discrete,kl/code,valid,temperature/code",
+        "10,1.0,0.1,-4.0,-5.0,0.5,,",
+        "20,2.0,0.1,-3.0,-3.0,,,0.5",
+    ]
+
+
 def test_a_file_that_is_no_log_is_refused_and_stays(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("name,age\nada,36\n")
     (tmp_path / "empty.csv").touch()
@@ -152,6 +206,7 @@ def test_a_file_that_is_no_log_is_refused_and_stays(tmp_path: Path) -> None:
             r"^rows must be added to a log of training, got '.*' without a column 'step': ",
         ),
         (c.CSVLog(tmp_path), r"^rows must be written to a file, got the folder "),
+        (c.CSVLog(os.devnull), r"^rows must be written to a regular file, got "),
         (c.TensorBoard(tmp_path / "other.csv"), r"^events must be written into a folder, got the file "),
     ):
         with pytest.raises(ValueError, match=sentence):

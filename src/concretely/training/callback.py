@@ -1,6 +1,7 @@
 """Callbacks of training: functions that receive steps, rows of the curve and remarks, and loggers made of them."""
 
 import csv
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ..environment import install_command
+from ..file import atomic_write
 from ..spelling import printable
-from .train_state import Row
+from .train_state import Row, renamed
 
 OWN = __name__.partition(".")[0]
 """The name of this package."""
@@ -121,7 +123,8 @@ class TensorBoard:
 class CSVLog:
     """Appends every row of the curve to a CSV file, as soon as it is known.
 
-    The columns are those of the first row. A resumed run goes on in the same file, without the rows after its step.
+    A row with metrics that earlier rows lack, such as those of another node, adds columns. A resumed run goes on in the
+    same file, without the rows after its step.
     """
 
     path: str | Path
@@ -138,16 +141,16 @@ class CSVLog:
 
         def row(new: Row) -> None:
             values = new.values
-            if not names:
-                kept = _rows_before(path, new.step)
-                names.extend(kept[0] if kept else [*values, *(["valid"] if "valid" not in values else [])])
-                with path.open("w", encoding="utf-8", newline="") as file:
+            if not values.keys() <= set(names):
+                # only the first row may be that of a resumed run; other runs in the same log begin at step 0 again
+                kept = _rows_before(path, math.inf if names else new.step)
+                names[:] = dict.fromkeys([*names, *(kept[0] if kept else ()), *values, "valid"])
+                with atomic_write(path.resolve()) as place, place.open("w", encoding="utf-8", newline="") as file:
                     table = csv.DictWriter(file, names, lineterminator="\n")
                     table.writeheader()
                     table.writerows(kept)
             with path.open("a", encoding="utf-8", newline="") as file:
-                table = csv.DictWriter(file, names, lineterminator="\n", extrasaction="ignore")
-                table.writerow(values)
+                csv.DictWriter(file, names, lineterminator="\n").writerow(values)
 
         yield Callbacks(row=row)
 
@@ -158,6 +161,8 @@ def _require_log(path: Path) -> None:
         raise ValueError(f"rows must be written to a file, got the folder {str(path)!r}")
     if not path.exists():
         return
+    if not path.is_file():
+        raise ValueError(f"rows must be written to a regular file, got {str(path)!r}")
     with path.open(encoding="utf-8", newline="", errors="replace") as file:
         names = next(csv.reader(file), ["step"])
     if "step" not in names:
@@ -165,12 +170,13 @@ def _require_log(path: Path) -> None:
         raise ValueError(f"rows must be added to a log of training, got {str(path)!r} without a column 'step': {todo}")
 
 
-def _rows_before(path: Path, step: int) -> list[dict[str, str]]:
-    """Return the rows of a CSV file before a step."""
+def _rows_before(path: Path, step: float) -> list[dict[str, str]]:
+    """Return the rows of a CSV file before a step, without cells beyond the header."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
-        return [row for row in csv.DictReader(file) if int(row["step"]) < step]
+        rows = [renamed(row) for row in csv.DictReader(file) if int(row["step"]) < step]
+    return [{name: cell for name, cell in row.items() if name is not None} for row in rows]
 
 
 def describe_row(row: Row) -> str:
