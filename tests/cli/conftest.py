@@ -1,4 +1,4 @@
-"""Runs that are small enough to be trained for the tests."""
+"""Runs that are small enough to be trained for the tests, and files of data."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import numpy as np
 import pytest
 
 from concretely.data import load_data
@@ -15,6 +16,7 @@ from concretely.training.loop import train
 from concretely.training.recipe import Member, resolve
 
 from ..experiment.conftest import tables as tables
+from ..training import own
 
 STEPS = 30
 Interrupt = Callable[[Callable[[], bool]], None]
@@ -30,6 +32,22 @@ def density(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prediction(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of structured prediction, lower halves from upper ones, to be read only."""
     return _trained("32V-6H-32V", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of bits, with splits."""
+    x = own.bits(80).numpy()
+    return own.write(tmp_path_factory.mktemp("data") / "my.npz", train=x[:50], valid=x[50:65], test=x[65:])
+
+
+@pytest.fixture(scope="session")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of bits and labels, without a validation split."""
+    x = own.bits(80).numpy()
+    y = (x.sum(-1) % 3).astype(np.int64)
+    path = tmp_path_factory.mktemp("data") / "labelled.npz"
+    return own.write(path, train_x=x[:60], train_y=y[:60], test_x=x[60:], test_y=y[60:])
 
 
 @pytest.fixture

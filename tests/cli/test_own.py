@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from torch import Tensor, nn
 
@@ -21,23 +20,6 @@ from .command import call
 pytestmark = pytest.mark.usefixtures("unpictured")
 BUILD = "tests.training.own:build"
 GATE = "tests.training.own:Gate"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file of bits, with splits."""
-    path, x = tmp_path_factory.mktemp("data") / "my.npz", own.bits(80).numpy()
-    np.savez(path, train=x[:50], valid=x[50:65], test=x[65:])
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def labelled(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file of bits and labels, without a validation split."""
-    path, x = tmp_path_factory.mktemp("data") / "labelled.npz", own.bits(80).numpy()
-    y = (x.sum(-1) % 3).astype(np.int64)
-    np.savez(path, train_x=x[:60], train_y=y[:60], test_x=x[60:], test_y=y[60:])
-    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -93,15 +75,8 @@ def test_lists_are_trained_together_each_in_its_folder(data: str, tmp_path: Path
     assert all(folder in stdout for folder in folders)
 
 
-def test_a_list_is_tried_whole_before_it_is_trained(data: str, tmp_path: Path) -> None:
-    code, _, stderr = call("train", BUILD, "--data", data, "--set", "width=4,a", "--out", str(tmp_path / "list"))
-    assert code == 2
-    assert stderr.startswith("tests.training.own:build must build a model from width='a'")
-    assert not (tmp_path / "list").exists()
-
-
 def test_a_list_without_test_data_is_scored_on_its_validation_data(tmp_path: Path) -> None:
-    path = write(tmp_path / "train.npz", train=own.bits(40).numpy())
+    path = own.write(tmp_path / "train.npz", train=own.bits(40).numpy())
     given = ("--data", path, "--steps", "2", "--batch", "8", "--score-samples", "2", "--out", str(tmp_path / "list"))
     code, stdout, stderr = call("train", BUILD, *given, "--seed", "0,1")
     assert code == 0, stderr
@@ -114,29 +89,6 @@ def test_a_list_without_test_data_is_scored_on_its_validation_data(tmp_path: Pat
     )
     assert call("compare", *runs)[2].startswith(has_not)
     assert call("compare", *runs, "--split", "valid")[0] == 0
-
-
-@pytest.mark.parametrize("several", [[], ["--seed", "0,1"]], ids=["one run", "a list"])
-def test_a_model_that_cannot_be_scored_is_not_trained(several: list[str], labelled: str, tmp_path: Path) -> None:
-    given = ("--data", labelled, "--steps", "2", "--batch", "8", "--out", str(tmp_path / "run"))
-    code, stdout, stderr = call("train", "tests.cli.test_own:Untiled", *given, *several)
-    assert (code, stdout) == (2, "")
-    must = "the model must run with 2 samples of each data point, as it is scored with 100, got "
-    assert stderr.startswith(f"{must}a tensor with 2 rows")
-    assert not (tmp_path / "run").exists()
-    code, _, stderr = call("train", "tests.cli.test_own:Untiled", *given, *several, "--score-samples", "1")
-    assert code == 0, stderr
-
-
-class Untiled(nn.Module):
-    """A program that runs with one sample only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(6, 6)
-
-    def forward(self, draw: c.Draw, x: Tensor, y: Tensor) -> Tensor:
-        return (draw("gate", c.Bernoulli(logits=self.gate(x))) * x).sum(-1) - y
 
 
 def test_the_best_of_a_sweep_is_trained_again(data: str, tmp_path: Path) -> None:
@@ -222,142 +174,6 @@ def test_another_setting_has_another_default_folder(data: str, tmp_path: Path, m
     assert call("train", BUILD, *given, "--overwrite")[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([BUILD, "--set", "wide=3"], "tests.training.own:build has no parameter 'wide'"),
-        ([BUILD, "--set", "wide"], "set must be a name and a value, such as width=200, got 'wide'"),
-        ([BUILD, "--set", "width=[3,4]"], "set must be a number, true, false or a text, got 'width=[3,4]': for a list"),
-        (
-            [BUILD, "--set", "width=3", "--set", "width=4"],
-            "set must name width once, got 2 values: for several runs, pass width=3,4",
-        ),
-        ([BUILD, "--beta", "-1"], "beta must be finite and not negative, got -1.0"),
-        (["4H-6V", "--set", "width=3"], "set must be left out, as 4H-6V has no builder, got width"),
-        (["tests.cli.test_own:needs"], "tests.cli.test_own:needs must be given width, got no value"),
-        (["tests.training.own:bild"], "unknown name 'bild' in tests.training.own; did you mean 'build'?"),
-        (
-            ["no.such.module:build"],
-            "model must be importable, such as package.module:build, got 'no.such.module:build'",
-        ),
-        (["missing.py:build"], "model must be importable, such as package.module:build, got 'missing.py:build': there"),
-        ([BUILD, "--estimator", "rlo"], "unknown estimator 'rlo'; did you mean 'rloo'?"),
-        ([BUILD, "--estimator", "rloo", "--samples", "1"], "samples must be at least 2 for estimator 'rloo', got 1"),
-        ([BUILD, "--weight-decay", "1"], "a model of one's own has no key 'weight_decay'"),
-        ([BUILD, "--lr", "fast"], "lr must be a number, got 'fast'"),
-        ([BUILD, "--beta", "0:1"], "beta must be a number, or start:end:steps such as 1:1/2:10000, got '0:1'"),
-        ([GATE], "a program of (x, y) must be given as many inputs, got 1 input"),
-        (
-            ["my_model.py"],
-            "a model of your own must be named as package.module:build or file.py:build, got 'my_model.py'",
-        ),
-        (["tests.cli"], "a model of your own must be named as package.module:build or file.py:build, got 'tests.cli'"),
-        (["tests.cli.test_own:nothing"], "tests.cli.test_own:nothing must return a Model or a program, got NoneType"),
-        (["tests.cli.test_own:gate"], "tests.cli.test_own:gate must build a model, but it is a program itself: name a"),
-        (
-            ["tests.cli.test_own:fails", "--set", "width=3"],
-            "tests.cli.test_own:fails must build a model from width=3, got RuntimeError at test_own.py:",
-        ),
-        (
-            [BUILD, "--set", "width=a"],
-            "tests.training.own:build must build a model from width='a', got TypeError at own.py:",
-        ),
-    ],
-)
-def test_bad_input_gets_one_sentence(
-    arguments: list[str], sentence: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, stdout, stderr = call("train", *arguments, "--data", data)
-    assert (code, stdout) == (2, "")
-    assert stderr.startswith(sentence), stderr
-    assert not list(tmp_path.iterdir())
-
-
-def needs(width: int) -> Any:
-    return own.build(width)
-
-
-def nothing() -> None:
-    """A builder that forgets to return its model."""
-
-
-def gate(draw: c.Draw, x: Any) -> Any:
-    return draw("gate", c.Bernoulli(logits=x)).sum(-1)
-
-
-def fails(width: int) -> None:
-    raise RuntimeError(f"no model of width {width}\nand a second line")
-
-
-@pytest.mark.parametrize("text", ["def build(:", "raise RuntimeError('no licence')"])
-def test_a_module_that_fails_when_it_is_imported_gets_one_sentence(text: str, data: str, tmp_path: Path) -> None:
-    name = f"{tmp_path / 'broken.py'}:build"
-    (tmp_path / "broken.py").write_text(text)
-    code, _, stderr = call("train", name, "--data", data, "--out", str(tmp_path / "run"))
-    assert (code, len(stderr.splitlines())) == (2, 1)
-    assert stderr.startswith(f"model must be importable, but importing {name!r} raised ")
-    assert "broken.py" in stderr.partition("raised")[2]
-
-
-@pytest.mark.parametrize(
-    ("name", "guess"),
-    [("digitz", "; did you mean 'digits'?"), ("my.csv", "; choose from 'digits', 'mnist', 'omniglot'")],
-)
-def test_unknown_data_get_one_sentence(name: str, guess: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    must = "data must be a data set name or the path of an .npz file"
-    assert call("train", BUILD, "--data", name) == (2, "", f"{must}, got {name!r}{guess}\n")
-
-
-def write(path: Path, **arrays: Any) -> str:
-    np.savez(path, **arrays)
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "sentence"),
-    [
-        ({"images": np.zeros((3, 6))}, "must have arrays train, or train_x, train_y and so on, and likewise for valid"),
-        ({"test": np.zeros((3, 6))}, "must have an array 'train' or arrays 'train_NAME', got none"),
-        (
-            {"train": np.zeros((9, 6)), "test": np.zeros((3, 5))},
-            "must have points of the same shape as train, got (5,)",
-        ),
-        ({"train_x": np.zeros((9, 6)), "train_y": np.zeros(8)}, "must have as many data points in every array"),
-        (
-            {"train": np.zeros((9, 5))},
-            "the model must run on a batch of the data, of float32 (64, 5), got mat1",
-        ),
-        (
-            {"train": np.zeros((9, 6)), "train_y": np.zeros(9)},
-            "must have 'train' or arrays such as 'train_y', got both",
-        ),
-        (
-            {"train": np.zeros((1, 6))},
-            "must have at least two training points, of which one is held out, or arrays for",
-        ),
-        ({"train_x": np.zeros((9, 6)), "test_y": np.zeros((9, 6))}, "must have the inputs x, as train has, got y"),
-    ],
-)
-def test_a_file_that_does_not_fit_gets_one_sentence(arrays: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "bad.npz", **arrays)
-    code, stdout, stderr = call("train", BUILD, "--data", path, "--out", str(tmp_path / "run"))
-    assert (code, stdout) == (2, "")
-    assert sentence in stderr
-    assert len(stderr.splitlines()) == 1
-    assert not (tmp_path / "run").exists()
-
-
-def test_values_of_a_file_that_are_not_finite_are_counted(tmp_path: Path) -> None:
-    x = own.bits(40).numpy().astype(np.float32)
-    path = write(tmp_path / "holes.npz", train=x, valid=x, test=np.where(np.arange(5)[:, None] == 4, np.nan, x[:5]))
-    given = ("--data", path, "--steps", "1", "--batch", "8", "--score-samples", "2", "--out", str(tmp_path / "run"))
-    code, _, stderr = call("train", BUILD, *given)
-    assert f"# {path!r}. 6 of its values are not finite.\n" in stderr
-    assert (code, stderr.splitlines()[-1][:22]) == (2, "logits must be numbers")
-
-
 def test_a_run_of_fit_is_scored_with_its_file_or_with_one_of_its_tensors(data: str, tmp_path: Path) -> None:
     own.fitted(own.build, data, steps=2, out=tmp_path / "named")
     assert call("evaluate", str(tmp_path / "named"), "--samples", "2")[1].startswith("test NLL ")
@@ -375,7 +191,7 @@ def test_what_needs_a_run_or_samples_without_inputs_says_so(tmp_path: Path) -> N
     sentence = f"{must}, got the builder of a model; train it first: concretely train {BUILD}\n"
     assert call("study", BUILD) == (2, "", sentence)
     x = own.bits(40).numpy()
-    path = write(tmp_path / "halves.npz", train_upper=x[:, :3], train_lower=x[:, 3:])
+    path = own.write(tmp_path / "halves.npz", train_upper=x[:, :3], train_lower=x[:, 3:])
     given = ("--data", path, "--steps", "2", "--batch", "8", "--score-samples", "2", "--out", str(tmp_path / "run"))
     code, _, stderr = call("train", "tests.cli.test_own:half", *given)
     assert code == 0, stderr

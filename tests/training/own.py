@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -20,6 +21,12 @@ def bits(points: int = 60, width: int = 6) -> Tensor:
     """Points of bits, some of which are often the same."""
     free = torch.rand(points, width, generator=torch.Generator().manual_seed(5)) < 0.4
     return torch.where(free[:, :1], free, ~free).float()
+
+
+def write(path: Path, **arrays: Any) -> str:
+    """Write arrays to a file, and return its path."""
+    np.savez(path, **arrays)
+    return str(path)
 
 
 class Prior(nn.Module):
