@@ -1,6 +1,7 @@
 """Divergences are exact: against enumeration, quadrature, closed forms and Monte Carlo."""
 
 import math
+from decimal import Decimal, localcontext
 
 import pytest
 import torch
@@ -34,6 +35,47 @@ def test_impossible_states_add_nothing_to_a_divergence() -> None:
     assert kl_divergence(c.Bernoulli(logits=tensor(math.inf)), c.Bernoulli(logits=tensor(0.0))).item() == pytest.approx(
         math.log(2)
     )
+
+
+@pytest.mark.parametrize("one", [0.0, 0.1, 3.0, 30.0, 45.0, 700.0])
+@pytest.mark.parametrize("shift", [1e-3, 1.0, -1.0, 80.0, -80.0])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_divergence_of_bits_loses_nothing_where_both_are_nearly_sure(one: float, shift: float, sign: int) -> None:
+    def log_mass(log_odds: Decimal) -> Decimal:
+        return -(1 + (-log_odds).exp()).ln()
+
+    with localcontext(prec=700):
+        p, q = Decimal(sign * one), Decimal(sign * (one + shift))
+        exact = sum(log_mass(s * p).exp() * (log_mass(s * p) - log_mass(s * q)) for s in (1, -1))
+    found = kl_divergence(*(c.Bernoulli(logits=tensor(sign * x)) for x in (one, one + shift)))
+    torch.testing.assert_close(found, tensor(float(exact)), rtol=1e-9 if abs(shift) < 1 else 1e-12, atol=0)
+
+
+@each(*MASSES[:3])
+def test_divergences_of_masses_are_differentiated_right(case: Case) -> None:
+    def divergence(logits: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return kl_divergence(case.build(logits), case.build(other))
+
+    given = [(scale * case.logits(4, batch=shape)).requires_grad_() for scale, shape in ((1.0, (3,)), (-0.5, ()))]
+    assert torch.autograd.gradcheck(divergence, given)
+    assert torch.autograd.gradgradcheck(divergence, given)
+    by_func = torch.func.grad(lambda *given: divergence(*given).sum(), argnums=(0, 1))(*given)
+    torch.testing.assert_close(torch.autograd.grad(divergence(*given).sum(), given), by_func)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_impossible_states_have_no_gradient(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[0.5, 0.0, -math.inf], [2.0, -3.0, -math.inf]], dtype=dtype, requires_grad=True)
+    p, q = c.OneHotCategorical(logits=logits), c.OneHotCategorical(logits=torch.zeros(3, dtype=dtype))
+    kl_divergence(p, q).sum().backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+    assert not logits.grad[:, 2].any()
+    assert logits.grad[:, :2].all()
+    bits = torch.tensor([math.inf, -math.inf, 1.0], dtype=dtype, requires_grad=True)
+    kl_divergence(c.Bernoulli(logits=bits), c.Bernoulli(logits=torch.zeros(3, dtype=dtype))).sum().backward()
+    assert bits.grad is not None
+    torch.testing.assert_close(bits.grad, torch.tensor([0.0, 0.0, 0.19661], dtype=dtype))
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e-6, 1e-3, 0.0999, 0.1001, 1.0, 8.0, 1e3])

@@ -6,12 +6,11 @@ The KL between relaxations is computed between their unsquashed variables, as an
 import torch
 from torch import Tensor
 from torch.distributions import kl_divergence, register_kl
-from torch.nn.functional import softplus
 
-from ..functional import bernoulli, hard_concrete, subset
+from ..functional import hard_concrete, subset
 from ..functional.arithmetic import bool_or_none, cast, is_forward_differentiated, is_transformed, to_float64
-from ..functional.categorical import expectation, share
 from ..functional.circuit import NormalNoise
+from ..functional.divergence import of_bits, of_categories
 from ..functional.gumbel import EULER
 from ..functional.integral import mean_log_sum, mean_shared_noise, mean_soft_size
 from ..functional.noise import Source
@@ -82,17 +81,13 @@ def _hard_concrete(p: HardConcrete, q: HardConcrete) -> Tensor:
 
 @register_kl(Bernoulli, Bernoulli)
 def _bernoulli(p: Bernoulli, q: Bernoulli) -> Tensor:
-    against = [sign * to_float64(variable.logits) for sign in (1, -1) for variable in (p, q)]  # the states 0 and 1
-    log_p0, log_q0, log_p1, log_q1 = (-softplus(log_odds, threshold=bernoulli.EXACT) for log_odds in against)
-    zero, one = share(log_p0 - log_q0, log_p0.exp()), share(log_p1 - log_q1, log_p1.exp())
-    return cast(zero + one, p.logits.dtype)
+    return of_bits(p.logits, q.logits)
 
 
 @register_kl(OneHotCategorical, OneHotCategorical)
 def _categorical(p: OneHotCategorical, q: OneHotCategorical) -> Tensor:
     comparable(p, q)
-    log_p, log_q = to_float64(p.logits).log_softmax(-1), to_float64(q.logits).log_softmax(-1)
-    return cast(expectation(log_p, log_p - log_q), p.logits.dtype)
+    return of_categories(p.logits, q.logits)
 
 
 @register_kl(Hypercube, Hypercube)
