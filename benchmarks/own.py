@@ -1,12 +1,14 @@
 """Time steps of `fit` on a CPU against the same models by hand in eager PyTorch.
 
 Run it with `python -m benchmarks.own`. The models, the data, the batches and Adam are those of `benchmarks.chip --only
-own`, which times them on a GPU. Both sides take as many steps in a call as `fit` takes between two measurements of the
-discrete graph, so that each of our calls has one. Ratios are our time over that by hand in the same round. The rounds
-of several copies of both models are pooled: a step takes up to a tenth longer where its memory lies badly.
+own`, which times them on a GPU; `fit` takes each with and without `compile=True`. Both sides take as many steps in a
+call as `fit` takes between two measurements of the discrete graph, so that each of our calls has one. Ratios are our
+time over that by hand in the same round. The rounds of several copies of both models are pooled: a step takes up to a
+tenth longer where its memory lies badly.
 """
 
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 import typer
@@ -28,17 +30,17 @@ def main(rounds: Rounds = 3, device: On = "cpu", only: Only = "", quick: Quick =
 
 def pairs(device: torch.device, *, quick: bool = False) -> Iterator[Pair]:
     """All that is timed on a device: copies of the steps of every case."""
-    for case in own.QUICK if quick else own.CASES:
+    for case, compiles in product(own.QUICK if quick else own.CASES, (False, True)):
         kept = []  # so that each copy has memory of its own
         for _ in range(1 if quick else COPIES):
-            kept.append(pair(case, device, points=100 if quick else work.POINTS))
+            kept.append(pair(case, device, points=100 if quick else work.POINTS, compiles=compiles))
             yield kept[-1]
 
 
-def pair(case: OwnCase, device: torch.device, *, points: int) -> Pair:
-    """The steps of a case by `fit` and by hand."""
+def pair(case: OwnCase, device: torch.device, *, points: int, compiles: bool) -> Pair:
+    """The steps of a case by `fit` and by hand in eager PyTorch."""
     data = images(case, points, work.SEED)
-    engine = own.fitted(case, data, device, seeds=1)
+    engine = own.fitted(case, data, device, seeds=1, compiles=compiles)
     by_hand = torch_own.trainer(case, data, device)
 
     def ours() -> float:
@@ -49,7 +51,7 @@ def pair(case: OwnCase, device: torch.device, *, points: int) -> Pair:
         bounds = [by_hand() for _ in range(STEPS)]
         return sum(bound.item() for bound in bounds) / STEPS
 
-    return Pair(f"{case.title}, {STEPS} steps", ours, theirs, own.EAGER, times=1)
+    return Pair(f"{case.title}, {STEPS} steps{', compiled' if compiles else ''}", ours, theirs, own.EAGER, times=1)
 
 
 if __name__ == "__main__":
