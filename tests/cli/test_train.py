@@ -305,7 +305,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         with training_progress(resolve(notation="4H-6V", steps=20), console(err=True), None) as watch:
             watch.step(16)
             for row in rows():
-                watch.row(row)
+                watch.mean_row(row)
             watch.note("a word [bold]")
     reader.join()
     os.close(outer)

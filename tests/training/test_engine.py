@@ -267,11 +267,14 @@ def test_a_run_that_fell_behind_catches_up_to_the_bits_of_an_uninterrupted_list(
         assert_same(tensors(tmp_path / "parts" / str(member.seed)), tensors(tmp_path / "whole" / str(member.seed)))
 
 
-def test_rows_of_several_are_averages(tmp_path: Path) -> None:
-    rows = list[Row]()
+def test_rows_of_several_have_their_names_and_their_average(tmp_path: Path) -> None:
+    rows, own = list[Row](), list[Row]()
     recipes = [recipe(seed=seed, validate=10) for seed in range(3)]
     members = [Member(each, tmp_path / str(each.seed)) for each in recipes]
-    found = train_together(members, data=points, callbacks=Callbacks(row=rows.append))
+    found = train_together(members, data=points, callbacks=Callbacks(row=own.append, mean_row=rows.append))
+    for seed, run in enumerate(found):
+        assert isinstance(run, Run)
+        assert [replace(row, run="") for row in own if row.run == str(seed)] == list(run.rows)
     for index, row in enumerate(rows):
         of_all = [run.rows[index] for run in found if isinstance(run, Run)]
         assert row.objective == pytest.approx(sum(each.objective for each in of_all) / 3)

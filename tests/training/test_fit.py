@@ -1,5 +1,6 @@
 """`fit` takes the steps of a loop by hand, and an interrupted run ends in the bits of an uninterrupted one."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,16 @@ def test_the_best_parameters_are_returned_and_patience_ends_a_run() -> None:
     assert (run.step, run.best, run.finished) == (20, (10, 1.0), True)
     assert_same(dict(run.model.state_dict()), seen[1])
     assert [row.valid for row in run.rows if row.valid is not None] == [3.0, 1.0, 2.0, 2.0]
+
+
+def test_a_score_that_is_not_a_number_is_never_the_best() -> None:
+    scores, said = iter([math.nan, 2.0, math.nan, 1.0, math.nan]), list[str]()
+    model, note = build(), Callbacks(note=said.append)
+    run = fitted(model, valid=lambda model: next(scores), every=5, patience=2, steps=25, callbacks=note)
+    assert (run.step, run.best) == (25, (20, 1.0))
+    assert said == ["the validation score of step 5 is not a number, and so not the best"]
+    run = fitted(model, valid=lambda model: math.nan, every=5, patience=2, steps=25, callbacks=note)
+    assert (run.step, run.best) == (10, None)
 
 
 def test_validation_data_are_scored_by_the_discrete_graph() -> None:

@@ -143,6 +143,32 @@ def test_a_csv_log_goes_on_after_a_resume(tmp_path: Path) -> None:
     assert [row["valid"] != "" for row in table] == [False, True, False]
 
 
+def test_a_log_has_the_rows_of_each_run(tmp_path: Path) -> None:
+    rows, log = list[Row](), c.CSVLog(tmp_path / "rows.csv")
+    given: dict[str, Any] = {"lr": [0.01, 0.02], "out": tmp_path / "run", "steps": 40}
+    fitted(build, **given, callbacks=[log, stopping(24)])
+    runs = fitted(build, **given, callbacks=[log, rows.append])
+    assert [row.run for row in rows] == ["lr=0.01", "lr=0.02"] * 2
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    for run in runs:
+        own = [row for row in table if row["run"] == run.folder.name]
+        assert [int(row["step"]) for row in own] == [10, 20, 30, 40]
+        assert [float(row["objective"]) for row in own] == [row.objective for row in run.rows]
+        assert {float(row["lr"]) for row in own} == {run.recipe.lr}
+
+
+def test_a_log_has_the_rows_of_runs_that_train_one_after_the_other(tmp_path: Path) -> None:
+    rows, log = list[Row](), c.CSVLog(tmp_path / "rows.csv")
+    given: dict[str, Any] = {"arguments": {"width": [2, 3]}, "out": tmp_path / "run"}
+    fitted(build, **given, callbacks=[log, rows.append])
+    assert [(row.run, row.step) for row in rows] == [(f"width={k}", step) for k in (2, 3) for step in (10, 20, 30)]
+    fitted(build, **given | {"steps": 40}, callbacks=log)  # the first run goes on beside the rows of the other
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        table = [(row["run"], int(row["step"])) for row in csv.DictReader(file)]
+    assert sorted(table) == [(f"width={k}", step) for k in (2, 3) for step in (10, 20, 30, 40)]
+
+
 def test_a_csv_log_has_columns_for_metrics_of_later_rows(tmp_path: Path) -> None:
     def row(step: int, discrete: float = -3.0, **metrics: float) -> Row:
         return Row(step, 0.5 * step, 0.01, None, objective=-3.0, discrete=discrete, metrics=metrics)
@@ -233,6 +259,8 @@ def test_events_hold_every_metric(tmp_path: Path) -> None:
     events.Reload()
     assert set(events.Tags()["scalars"]) == set(run.rows[-1].values) - {"step", "seconds"}
     assert [event.step for event in events.Scalars("kl/code")] == [10, 20, 30]
+    fitted(build, seed=range(2), callbacks=c.TensorBoard(tmp_path / "several"))
+    assert sorted(path.name for path in (tmp_path / "several").iterdir()) == ["seed=0", "seed=1"]
 
 
 def test_the_curve_holds_every_metric(tmp_path: Path) -> None:

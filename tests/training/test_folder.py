@@ -82,7 +82,7 @@ def test_a_run_leaves_its_recipe_its_curve_its_parameters_and_two_checkpoints(tm
     assert load_recipe(folder) == run.recipe == recipe(validate=20)
     with (folder / "curve.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
-    assert list(table[0]) == [field.name for field in fields(Row) if field.name != "metrics"]
+    assert list(table[0]) == [field.name for field in fields(Row) if field.name not in ("metrics", "run")]
     assert [int(row["step"]) for row in table] == [row.step for row in run.rows] == [10, 20, 30]
     assert [float(row["objective"]) for row in table] == [row.objective for row in run.rows]
     assert [row["valid"] != "" for row in table] == [False, True, False]

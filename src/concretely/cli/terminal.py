@@ -337,11 +337,10 @@ def training_progress(
             printed = new.step * LINES // recipe.steps
             rate = f"{new.step / max(new.seconds, 1e-9):.0f}/s"
             note(f"step {new.step:,} of {recipe.steps:,}  {rate}  {describe_rows(recipe, rows)}")
-        log.row(new)
 
     written = nullcontext(Callbacks()) if events is None else TensorBoard(events).open(recipe.steps)
     with progress if bar else nullcontext(), written as log:
-        yield Callbacks(step, row, note, sees_all=False)
+        yield Callbacks(step, log.row, row, note, sees_all=False)
 
 
 def describe_rows(recipe: RunRecipe, rows: Sequence["Row"]) -> str:

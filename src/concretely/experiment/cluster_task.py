@@ -140,7 +140,7 @@ class _Reporter:
 
     def __init__(self, program: int, board: Any) -> None:
         self._program, self._board, self._last = program, board, 0.0
-        self.callbacks = Callbacks(self._step, self._row, self.note, sees_all=False)
+        self.callbacks = Callbacks(self._step, mean_row=self._row, note=self.note, sees_all=False)
 
     def report(self, **state: Any) -> None:
         """Report a state."""

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -26,12 +25,14 @@ REFRESH = 20
 class Callbacks:
     """Functions that are called during training, with the step, a row of the curve, or a message for the user.
 
-    For several runs, a row is the average over the runs that are still training. If `step` need not see every step,
-    such as that of a progress bar, `sees_all` is False: then a GPU may take ten steps at once.
+    With several runs, `row` is given the row of each, which has its name, and `mean_row` their average over the runs
+    that are still training. If `step` need not see every step, such as that of a progress bar, `sees_all` is False:
+    then a GPU may take ten steps at once.
     """
 
     step: Callable[[int], None] = lambda step: None
     row: Callable[[Row], None] = lambda row: None
+    mean_row: Callable[[Row], None] = lambda row: None
     note: Callable[[str], None] = lambda sentence: None
     sees_all: bool = True
 
@@ -81,13 +82,15 @@ class ProgressBar:
             def row(new: Row) -> None:
                 bar.update(task, completed=new.step, description=describe_row(new))
 
-            note = partial(console.print, markup=False)
-            yield Callbacks(step, row, lambda sentence: note(printable(sentence)), sees_all=False)
+            def note(sentence: str) -> None:
+                console.print(printable(sentence), markup=False)
+
+            yield Callbacks(step, mean_row=row, note=note, sees_all=False)
 
 
 @dataclass(frozen=True)
 class TensorBoard:
-    """Writes every row of the curve as TensorBoard events into a folder."""
+    """Writes every row of the curve as TensorBoard events into a folder, of several runs into folders in it."""
 
     folder: str | Path
 
@@ -107,14 +110,15 @@ class TensorBoard:
             where = f"got a link {str(self.folder)!r}: remove it"
             raise ValueError(f"events must be written into the folder of the run, {where}")
         with ExitStack() as stack:
-            opened: list[SummaryWriter] = []
+            opened: dict[str, SummaryWriter] = {}
 
             def row(new: Row) -> None:
-                if not opened:  # a resumed run repeats steps, whose old events are dropped
-                    opened.append(stack.enter_context(SummaryWriter(str(self.folder), purge_step=new.step)))
+                if new.run not in opened:  # a resumed run repeats steps, whose old events are dropped
+                    place = str(Path(self.folder) / new.run)
+                    opened[new.run] = stack.enter_context(SummaryWriter(place, purge_step=new.step))
                 for name, value in new.values.items():
                     if name not in ("step", "seconds"):
-                        opened[0].add_scalar(name, value, new.step)
+                        opened[new.run].add_scalar(name, value, new.step)
 
             yield Callbacks(row=row)
 
@@ -123,8 +127,8 @@ class TensorBoard:
 class CSVLog:
     """Appends every row of the curve to a CSV file, as soon as it is known.
 
-    A row with metrics that earlier rows lack, such as those of another node, adds columns. A resumed run goes on in the
-    same file, without the rows after its step.
+    With several runs, a column `run` has their names. A row with metrics that earlier rows lack, such as those of
+    another node, adds columns. A resumed run goes on in the same file, without its rows after its step.
     """
 
     path: str | Path
@@ -135,15 +139,15 @@ class CSVLog:
 
     @contextmanager
     def _opened(self) -> Iterator[Callbacks]:
-        path, names = Path(self.path), list[str]()
+        path, names, runs = Path(self.path), list[str](), set[str]()
         path.parent.mkdir(parents=True, exist_ok=True)
         _require_log(path)
 
         def row(new: Row) -> None:
-            values = new.values
-            if not values.keys() <= set(names):
-                # only the first row may be that of a resumed run; other runs in the same log begin at step 0 again
-                kept = _rows_before(path, math.inf if names else new.step)
+            values: dict[str, Any] = {**({"run": new.run} if new.run else {}), **new.values}
+            if new.run not in runs or not values.keys() <= set(names):
+                kept = _rows_before(path, math.inf if new.run in runs else new.step, new.run)
+                runs.add(new.run)
                 names[:] = dict.fromkeys([*names, *(kept[0] if kept else ()), *values, "valid"])
                 with atomic_write(path.resolve()) as place, place.open("w", encoding="utf-8", newline="") as file:
                     table = csv.DictWriter(file, names, lineterminator="\n")
@@ -170,12 +174,13 @@ def _require_log(path: Path) -> None:
         raise ValueError(f"rows must be added to a log of training, got {str(path)!r} without a column 'step': {todo}")
 
 
-def _rows_before(path: Path, step: float) -> list[dict[str, str]]:
-    """Return the rows of a CSV file before a step, without cells beyond the header."""
+def _rows_before(path: Path, step: float, run: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV file without those of a run from a step on, and without cells beyond the header."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
-        rows = [renamed(row) for row in csv.DictReader(file) if int(row["step"]) < step]
+        rows = [renamed(row) for row in csv.DictReader(file)]
+    rows = [row for row in rows if (row.get("run") or "") != run or int(row["step"]) < step]
     return [{name: cell for name, cell in row.items() if name is not None} for row in rows]
 
 
@@ -213,6 +218,7 @@ def joined_callbacks(
     return Callbacks(
         _call_all([part.step for part in parts if part.step is not Callbacks.step]),
         _call_all([part.row for part in parts]),
+        _call_all([part.mean_row for part in parts]),
         _call_all(notes),
         sees_all=any(part.has_each_step for part in parts),
     )

@@ -104,6 +104,7 @@ class _Member(NamedTuple):
     recipe: OwnRecipe
     model: nn.Module
     folder: Path | None
+    name: str  # among several, else empty
 
 
 def fit(
@@ -189,7 +190,8 @@ def fit(
         out: The folder of the run.
         overwrite: Whether to delete a run in that folder first.
         checkpoint_seconds: The number of seconds between checkpoints.
-        callbacks: `ProgressBar()`, `TensorBoard(folder)`, `CSVLog(path)`, or functions of a `Row` of the curve.
+        callbacks: `ProgressBar()`, `TensorBoard(folder)`, `CSVLog(path)`, or functions of a `Row` of the curve, whose
+            `run` is the name of its run among several.
 
     >>> import torch, concretely as c
     >>> x = (torch.rand(100, 6) < 0.3).float()
@@ -199,8 +201,7 @@ def fit(
     """
     builds = is_builder(model)
     module = None if builds else as_module("program", model)
-    world = join(_device(device, module), shard=shard)
-    folder, place = None if out is None else Path(out), world.device
+    world, folder = join(_device(device, module), shard=shard), None if out is None else Path(out)
     with ExitStack() as stack:
         stack.enter_context(world.telling_once())
         settings = _Settings(seed, lr, arguments)
@@ -219,16 +220,15 @@ def fit(
             raise ValueError(f"out must be the path of a folder, got {str(out)!r}")
         if settings.count > 1 and isinstance(estimator, nn.Module):
             must = "estimator must be a class of modules for several seeds or settings, as each has its own parameters"
-            raise ValueError(
-                f"{must}, got one {type(estimator).__name__}: pass the class, called with the model and inputs"
-            )
+            got = f"got one {type(estimator).__name__}: pass the class, called with the model and inputs"
+            raise ValueError(f"{must}, {got}")
         if valid is None and (patience or every) and isinstance(data, str | Path | Dataset | Arrays):
             valid = data  # whose validation points are kept apart
         if patience and valid is None:
             raise ValueError(f"patience must be 0 unless valid is given, got {patience}")
         shown = (callbacks, _warn) if world.is_first else ((), lambda sentence: None)
         called = joined_callbacks(shown[0], steps=steps, stack=stack, note=shown[1])
-        source = as_source([()] if data is None else data, device=place, note=called.note)
+        source = as_source([()] if data is None else data, device=world.device, note=called.note)
         if settings.count > 1 and isinstance(source.batches, Iterator):
             raise ValueError("data must be readable once for each seed, got an iterator: pass a DataLoader or a list")
         recipe = OwnRecipe(
@@ -253,7 +253,7 @@ def fit(
             patience=patience,
         )
         spread = list(settings.spread(recipe, folder))
-        for own, _ in spread:
+        for own, _, _ in spread:
             require_possible(own)
         options = Options(
             estimator=estimator,
@@ -263,15 +263,15 @@ def fit(
             optimizer=optimizer,
             schedule=schedule,
             inputs=inputs,
-            valid=_validation(valid, place),
+            valid=_validation(valid, world.device),
             compiles=compile,
         )
         if folder is not None and overwrite:
             world.require_alone("overwrite", "a restart would delete the run")
             remove_runs(folder)
         members = [
-            _Member(own, built(model, own.arguments, seed=own.seed) if module is None else module, where)
-            for own, where in spread
+            _Member(own, built(model, own.arguments, seed=own.seed) if module is None else module, where, name)
+            for own, where, name in spread
         ]
         stack.enter_context(_products(precision))
         stop = stack.enter_context(stop_requested())
@@ -290,12 +290,13 @@ def _trained(members: Sequence[_Member], source: Source, options: Options, world
     for key, group in groups.items():
         tasks = [own_task(members[k].recipe, members[k].model, source, options, key=key) for k in group]
         states = [TrainState(task, world) for task in tasks]
-        runs = train_states(states, [members[k].folder for k in group], **how)
+        runs = train_states(states, [members[k].folder for k in group], names=[members[k].name for k in group], **how)
         for k, state, run in zip(group, states, runs, strict=True):
             fitted[k] = _fitted(state, run, members[k].folder)
             if not fitted[k].finished and fitted[k].error is None:
                 saved = "" if members[k].folder is None else " and saved; the same call goes on from there"
-                how["callbacks"].note(f"stopped after step {fitted[k].step:,}{saved}")
+                name = f"{members[k].name}: " if members[k].name else ""
+                how["callbacks"].note(f"{name}stopped after step {fitted[k].step:,}{saved}")
     return [fitted[k] for k in range(len(members))]
 
 
@@ -331,13 +332,14 @@ class _Settings:
         """The number of members."""
         return len(self._seeds) * len(self._lrs) * len(self.arguments)
 
-    def spread(self, recipe: OwnRecipe, folder: Path | None) -> Iterator[tuple[OwnRecipe, Path | None]]:
-        """Yield the recipe and the folder of every member."""
+    def spread(self, recipe: OwnRecipe, folder: Path | None) -> Iterator[tuple[OwnRecipe, Path | None, str]]:
+        """Yield the recipe, the folder and the name of every member."""
         for given, lr, seed in product(self.arguments, self._lrs, self._seeds):
             own = replace(recipe, arguments=given, seed=seed, lr=recipe.lr if lr is None else float(lr))
             values = {**given, "lr": own.lr, "seed": seed}
             name = ",".join(f"{key}={_short(values[key])}" for key in self._names).replace("/", "_")
-            yield own, folder if folder is None or self.is_one else folder / name
+            name = "" if self.is_one else name
+            yield own, None if folder is None else folder / name, name
 
 
 def _program_key(member: _Member) -> Hashable:

@@ -7,7 +7,7 @@ import csv
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
@@ -31,6 +31,8 @@ from .recipe import FILE, Recipe, read, resolve
 from .train_state import Row, TrainState, renamed
 
 CURVE, PARAMETERS = "curve.csv", "model.safetensors"
+ROW = [field.name for field in fields(Row) if field.name != "run"]
+"""The names of what files have of a row."""
 INSTEAD = "restore them, or start a new run in another folder or with overwrite"
 """What to do if a run cannot go on with other settings or data."""
 SOME = 8
@@ -229,10 +231,10 @@ def _require_state(last: checkpoint.Checkpoint) -> None:
 
 def _is_row(value: Any) -> bool:
     """Return whether a value is a row of a training curve. Two of its numbers may be missing."""
-    names, value = {field.name for field in fields(Row)}, renamed(value) if isinstance(value, dict) else value
+    value = renamed(value) if isinstance(value, dict) else value
     return (
         isinstance(value, dict)
-        and value.keys() == names
+        and value.keys() == set(ROW)
         and is_count(value["step"])
         and all(is_number(value[name]) for name in ("seconds", "lr", "objective", "discrete"))
         and all(value[name] is None or is_number(value[name]) for name in ("temperature", "valid"))
@@ -264,8 +266,13 @@ def save_checkpoint(run: Run, train_state: TrainState, folder: Path) -> None:
     if not train_state.world.is_first:
         return
     state = {field.name: getattr(run, field.name) for field in fields(run) if field.name not in ("recipe", "step")}
-    state |= {"recipe": run.recipe.settings, "rows": [asdict(row) for row in run.rows]}
+    state |= {"recipe": run.recipe.settings, "rows": [_saved(row) for row in run.rows]}
     checkpoint.save(folder, run.step, tensors, state)
+
+
+def _saved(row: Row) -> dict[str, Any]:
+    """Return a row as it is written to files of its run."""
+    return {name: getattr(row, name) for name in ROW}
 
 
 def export(run: Run, train_state: TrainState, folder: Path) -> None:
@@ -276,12 +283,12 @@ def export(run: Run, train_state: TrainState, folder: Path) -> None:
     parameters = (train_state.best or train_state.parameters()) if run.finished else {}
     if not train_state.world.is_first:
         return
-    names = [field.name for field in fields(Row) if field.name != "metrics"]
+    names = [name for name in ROW if name != "metrics"]
     names += dict.fromkeys(name for row in run.rows for name in row.metrics if name not in names)
     with atomic_write(folder / CURVE) as place, place.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, names, lineterminator="\n", extrasaction="ignore")
         table.writeheader()
-        table.writerows(asdict(row) | dict(row.metrics) for row in run.rows)
+        table.writerows(_saved(row) | dict(row.metrics) for row in run.rows)
     if run.finished:
         with atomic_write(folder / PARAMETERS) as place:
             place.write_bytes(save({name: tensor.cpu().contiguous() for name, tensor in parameters.items()}))

@@ -102,6 +102,7 @@ def train_states(
     states: Sequence[TrainState],
     folders: Sequence[Path | None],
     *,
+    names: Sequence[str] | None = None,
     checkpoint_seconds: float = 60.0,
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
     stop: Callable[[], bool] = lambda: False,
@@ -109,8 +110,11 @@ def train_states(
 ) -> list[Run | DivergedError]:
     """Train runs of one program together and return each run or the error that ended it.
 
-    A run with a folder goes on from the last checkpoint there; one without is kept in memory only.
+    A run with a folder goes on from the last checkpoint there; one without is kept in memory only. `names` are shown if
+    there are several runs, by default those of the folders.
     """
+    if names is None:
+        names = ["" if folder is None or len(folders) == 1 else folder.name for folder in folders]
     world = states[0].world
     called = {"number of runs": len(states), "out": None if folders[0] is None else "a folder"}
     world.require_same("call", {**called, "compile": states[0].task.compiles})
@@ -131,22 +135,20 @@ def train_states(
         for state in states:
             stack.callback(state.task.feed.close)
         jobs = []
-        for state, folder, start in zip(states, folders, starts, strict=True):
+        for state, folder, start, name in zip(states, folders, starts, names, strict=True):
             if folder is not None and world.is_first:
                 folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(exclusive_dir(folder))
             if folder is not None:
                 world.require_visible(folder)
-            several = len(states) > 1
-            jobs.append(_start(state, folder, start, callbacks, environment, several=several))
+            jobs.append(_start(state, folder, start, callbacks, environment, name=name))
         active = [job for job in jobs if job.is_active]
         while active:  # runs that were resumed from an earlier step catch up with the others
             first = min(job.place for job in active)
             group = [job for job in active if job.place == first]
             later = [job.state.step for job in active if job.state.step > first[0]]
             later += [until] if until is not None and until > first[0] else []
-            end, several = min(later, default=None), len(states) > 1
-            if not _train(group, checkpoint_seconds, callbacks, stop, until=end, several=several):
+            if not _train(group, checkpoint_seconds, callbacks, stop, until=min(later, default=None)):
                 break
             active = [job for job in active if job.is_active]
         world.wait()  # for the files of rank 0
@@ -161,16 +163,15 @@ class _Job:
     state: TrainState
     run: Run
     watch: Callable[[Row], None]
+    note: Callable[[str], None]
+    name: str = ""
+    """The name of the run if there are several."""
     failure: DivergedError | None = None
 
     @property
     def place(self) -> tuple[int, int]:
         """Return the current step, and the step of the last row."""
         return self.state.step, self.state.since
-
-    @property
-    def name(self) -> str:
-        return _name(self.run.recipe, self.folder)
 
     @property
     def is_active(self) -> bool:
@@ -184,17 +185,15 @@ def _start(
     callbacks: Callbacks,
     environment: dict[str, Any],
     *,
-    several: bool,
+    name: str,
 ) -> _Job:
     """Return the job of a run, resumed from its last checkpoint if there is one."""
     task = state.task
     new = Run(task.recipe, environment, task.digest, start, step=0, seconds=0.0)
-    name = f"{_name(task.recipe, folder)}: " if several else ""
-    watch = CollapseWatch(
-        task.recipe.steps, task.units, lambda said: callbacks.note(f"{name}{said}"), relaxes=task.relaxes
-    )
+    note = (lambda said: callbacks.note(f"{name}: {said}")) if name else callbacks.note
+    watch = CollapseWatch(task.recipe.steps, task.units, note, relaxes=task.relaxes)
     if folder is None:
-        return _Job(None, state, new, watch)
+        return _Job(None, state, new, watch, note, name)
     run, damaged = resume(state, folder) or (new, ())
     for sentence in damaged:
         callbacks.note(f"{sentence}; going on from step {run.step:,}")
@@ -206,11 +205,7 @@ def _start(
         sign_run(folder, task.recipe)
     if run.finished:
         export(run, state, folder)  # again, in case a file was lost
-    return _Job(folder, state, run if run.finished else replace(run, environment=environment), watch)
-
-
-def _name(recipe: RunRecipe, folder: Path | None) -> str:
-    return f"seed {recipe.seed}" if folder is None else folder.name
+    return _Job(folder, state, run if run.finished else replace(run, environment=environment), watch, note, name)
 
 
 def _train(
@@ -220,7 +215,6 @@ def _train(
     stop: Callable[[], bool],
     *,
     until: int | None,
-    several: bool,
 ) -> bool:
     """Take steps to `until` or to the end, with rows, validations and checkpoints; return whether it got there."""
     recipe, saved, stopped = jobs[0].state.recipe, time.monotonic(), False
@@ -253,12 +247,15 @@ def _train(
             due, at_end = stopped or late, engine.step in ends
             for job in active:
                 _update(job, at_end=at_end, due=due)
-                if job.failure is not None and several:
-                    callbacks.note(f"{job.name}: {job.failure}")
+                if job.failure is not None and job.name:
+                    job.note(str(job.failure))
             saved = time.monotonic() if due else saved
-            rows = [job.run.rows[-1] for job in active if job.failure is None and at_end]
+            trained = [job for job in active if job.failure is None and at_end]
+            rows = [job.run.rows[-1] for job in trained]
+            for job, row in zip(trained, rows, strict=True):
+                callbacks.row(replace(row, run=job.name))
             if rows:
-                callbacks.row(_average(rows))
+                callbacks.mean_row(_average(rows))
             active = [job for job in active if job.is_active]
     finally:
         engine.close()
@@ -278,7 +275,7 @@ def _update(job: _Job, *, at_end: bool, due: bool) -> None:
         job.failure = DivergedError(f"{reason}; {_way_back(folder)}")
         return
     if at_end:
-        job.run = _with_row(state, job.run)
+        job.run = _with_row(state, job.run, job.note)
         job.watch(job.run.rows[-1])
     job.run = replace(job.run, step=state.step, seconds=state.seconds)
     if folder is not None and (job.run.finished or due):
@@ -287,16 +284,21 @@ def _update(job: _Job, *, at_end: bool, due: bool) -> None:
         export(job.run, state, folder)
 
 
-def _with_row(state: TrainState, run: Run) -> Run:
-    """Return the run with one more row, and with a validation if the recipe asks for one at this step."""
+def _with_row(state: TrainState, run: Run, note: Callable[[str], None]) -> Run:
+    """Return the run with one more row, and with a validation if the recipe asks for one at this step.
+
+    A score that is not a number counts as no improvement, and is noted once.
+    """
     recipe, best, stale = state.recipe, run.best, run.stale
     # a run that was stopped after a row may end at the same step when it is resumed
     again = bool(run.rows) and run.rows[-1].step == state.step
     rows, row = (run.rows[:-1], run.rows[-1]) if again else (run.rows, state.row())
     if recipe.validate and state.step % recipe.validate == 0:
         nll = state.validate()
+        if math.isnan(nll) and not any(math.isnan(row.valid or 0.0) for row in rows):
+            note(f"the validation score of step {state.step:,} is not a number, and so not the best")
         row = replace(row, valid=nll)
-        if best is None or nll < best[1]:
+        if not math.isnan(nll) and (best is None or nll < best[1]):
             best, stale = (state.step, nll), 0
             state.keep_best()
         else:
@@ -352,6 +354,7 @@ def _average(rows: Sequence[Row]) -> Row:
     names = dict.fromkeys(name for row in rows for name in row.metrics)  # some rows may lack a node
     return replace(
         rows[0],
+        lr=fmean(row.lr for row in rows),
         seconds=math.fsum(row.seconds for row in rows),
         objective=fmean(row.objective for row in rows),
         discrete=fmean(row.discrete for row in rows),

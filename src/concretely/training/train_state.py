@@ -43,6 +43,8 @@ class Row:
     """The negative log-likelihood of the validation set, or None if it was not evaluated after this step."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Other metrics by name, such as the KL of every node."""
+    run: str = ""
+    """In a callback, the name of the run if there are several, such as `seed=1`."""
 
     @property
     def values(self) -> dict[str, float]:
