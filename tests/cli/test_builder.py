@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import concretely as c
+from concretely.training.folder import load_recipe
 
 from ..training import own
 from .command import call
@@ -52,3 +53,11 @@ def test_a_file_called_like_a_module_is_trained_resumed_listed_swept_and_loaded(
     for run, width in (("train0", 7), ("train2/seed=1", 7), ("sweep4/width=3,lr=0.01,seed=0", 3)):
         assert c.load(tmp_path / run).p.decoder[0].weight.shape == (width, 8)
     assert sys.modules["json"] is json
+
+
+@pytest.mark.parametrize(("verb", "run"), [("train", "."), ("sweep", "lr=0.01,seed=0")])
+def test_the_precision_is_a_setting_of_the_recipe(verb: str, run: str, data: str, tmp_path: Path) -> None:
+    given = ("tests.training.own:build", "--data", data, *SHORT, "--lr", "0.01", "--precision", "bfloat16")
+    code, _, stderr = call(verb, *given, "--out", str(tmp_path / "out"))
+    assert code == 0, stderr
+    assert load_recipe(tmp_path / "out" / run).settings["precision"] == "bfloat16"

@@ -19,6 +19,7 @@ from .option import (
     option,
     select_device,
     select_place,
+    with_precision,
     with_recipe,
 )
 from .terminal import (
@@ -78,7 +79,7 @@ def sweep(
     from ..report.table import sweep_table
 
     with report_errors(), interruptible(), stop_requested() as stop:
-        recipes = sweep_recipes(**given)
+        recipes = sweep_recipes(**with_precision(given, precision))
         folder = out or sweep_folder(recipes, Path("out/sweep"))
         device = select_device(device_name if on is None else "cpu", precision)
         how: dict[str, Any] = {"device": device, "max_bytes": max_bytes, "monitor": monitor(stop)}

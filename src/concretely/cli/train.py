@@ -24,6 +24,7 @@ from .option import (
     load_data,
     select_device,
     select_place,
+    with_precision,
     with_recipe,
 )
 from .terminal import fail
@@ -80,7 +81,7 @@ def train(
             from ..experiment.folder_name import train_folder
 
             with terminal.report_errors():
-                recipes = [resolve_recipe(**_with_precision(choice, precision)) for choice in expand_grid(given)]
+                recipes = [resolve_recipe(**with_precision(choice, precision)) for choice in expand_grid(given)]
                 folder = out or train_folder(recipes, Path("out/train"))
             if overwrite and world is not None:
                 fail("overwrite must be left out with torchrun, as a restart would delete the run: delete it first")
@@ -105,11 +106,6 @@ def train(
             data = load_data(recipes[0], moved, resumed=resume is not None, max_bytes=max_bytes)
         _train_one(recipes[0], folder, data=data, samples=score_samples, tensorboard=tensorboard, world=world, **how)
         _score(folder, data, device=device, samples=score_samples, world=world)
-
-
-def _with_precision(given: dict[str, Any], precision: str | None) -> dict[str, Any]:
-    """Return settings; the precision of a model of one's own is one of them."""
-    return given if precision is None or given.get("model") is None else {**given, "precision": precision}
 
 
 def _train_list(recipes: Sequence["RunRecipe"], folder: Path, **how: Any) -> None:
