@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
@@ -17,8 +16,9 @@ from torch import nn
 
 from ..graph.program import Draw, required_names
 from ..model.model import as_module
-from ..spelling import did_you_mean, first_line
+from ..spelling import did_you_mean
 from .rng import Purpose, seed_of
+from .user_error import describe_raised
 
 Build = Callable[..., Any]
 """A function that returns a model or a program."""
@@ -84,8 +84,8 @@ def built_by_name(name: str, arguments: Mapping[str, Any], *, seed: int) -> nn.M
         target = _called(build, arguments, seed=seed)
     except Exception as error:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        why = f"{type(error).__name__}{_place(error)}: {first_line(error)}"
-        raise ValueError(f"{name} must build a model from {given or 'its defaults'}, got {why}") from error
+        must = f"{name} must build a model from {given or 'its defaults'}"
+        raise ValueError(f"{must}, got {describe_raised(error)}") from error
     return _as_model(name, target)
 
 
@@ -99,17 +99,6 @@ def _as_model(title: str, target: Any) -> nn.Module:
     if not callable(target) or isinstance(target, type):
         raise ValueError(f"{title} must return a Model or a program, got {type(target).__name__}")
     return as_module("program", target)
-
-
-def _place(error: Exception) -> str:
-    """Return the innermost line of the user's code that an error passed through, such as ` at my_model.py:12`."""
-    others = Path(torch.__file__).parent, Path(importlib.__file__).parent, Path(__file__).parents[1]
-    frames = [
-        frame
-        for frame in extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<") and not any(map(Path(frame.filename).is_relative_to, others))
-    ]
-    return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
 
 def name_of(target: Any) -> str:
@@ -175,8 +164,8 @@ def _module_of(place: str, name: str) -> ModuleType:
     except ImportError as error:
         raise ValueError(f"model must be importable, such as package.module:build, got {name!r}: {error}") from None
     except Exception as error:
-        why = f"{type(error).__name__}{_place(error)}: {first_line(error)}"
-        raise ValueError(f"model must be importable, but importing {name!r} raised {why}") from error
+        must = f"model must be importable, but importing {name!r}"
+        raise ValueError(f"{must} raised {describe_raised(error)}") from error
 
 
 def _module_of_file(path: Path) -> ModuleType:

@@ -23,7 +23,6 @@ from ..model import Model
 from ..model.model import Function
 from ..objective import Objective
 from ..schedule import Schedule, at_step, lr_factor
-from ..spelling import first_line
 from .builder import takes_draw
 from .feed import Inputs
 from .own_loss import (
@@ -42,6 +41,7 @@ from .parallel import ALONE, World
 from .rng import Purpose, generator_of, keys_of, seed_of, torch_generators
 from .source import Source
 from .task import OptimizerFactory, Task
+from .user_error import text_and_line
 
 EXAMPLE = 1_000
 """The maximum number of data points of the example from which an estimator is built."""
@@ -156,7 +156,7 @@ def _running_on(data: str, batch: Inputs, todo: str) -> Iterator[None]:
         leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         shapes = " and ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves)
         must = f"the model must run on a batch of {data}, of {shapes or 'no tensor'}"
-        raise ValueError(f"{must}, got {first_line(error)}{todo}") from error
+        raise ValueError(f"{must}, got {text_and_line(error)}{todo}") from error
 
 
 def _try_validation(model: nn.Module, valid: Source, arrange: Arrange) -> None:
