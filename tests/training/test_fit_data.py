@@ -211,6 +211,29 @@ def test_batches_may_have_sequences_of_other_lengths(parts: int, tmp_path: Path)
     assert_same(saved(tmp_path / "stopped"), saved(tmp_path / "straight"))
 
 
+class Recorded(Steps):
+    """One that keeps the noise of its draws in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = list[Tensor]()
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        def recorded(name: str, distribution: c.OneHotCategorical) -> Tensor:
+            fair = draw(f"fair {name}", c.Bernoulli(logits=torch.zeros(len(x), 64)))
+            self.noise += [fair] * self.training
+            return draw(name, distribution)
+
+        return super().forward(recorded, x)  # type: ignore[arg-type]
+
+
+def test_parts_of_a_step_with_sequences_of_other_lengths_share_no_noise() -> None:
+    data = [bits()[:9, :width] for width in (1, 4, 3, 2)]
+    run = fitted(Recorded, data, accumulate=2, estimator=c.RLOO(), samples=2, steps=2, seed=3)
+    noise = run.model.noise[-10:]
+    assert len({tuple(drawn.flatten().tolist()) for drawn in noise}) == len(noise) == 10
+
+
 def test_rows_have_the_metrics_of_the_nodes_in_their_batches_only() -> None:
     rows = fitted(Steps, [bits()[:9, :width] for width in (3, 1, 1)]).rows  # of which each measures another batch
     assert ["active/z0" in row.metrics for row in rows] == [True, True, True]
