@@ -11,6 +11,7 @@ import pytest
 
 from concretely.training.folder import restored
 
+from ..training import own
 from .command import call
 from .conftest import Interrupt
 
@@ -167,3 +168,19 @@ def test_bad_lists_get_one_sentence_and_nothing_is_made(
     code, stdout, stderr = call(*TINY, *arguments, "--out", str(tmp_path / "out"))
     assert (code, stdout, stderr) == (2, "", f"{sentence}\n")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("verb", ["train", "sweep"])
+def test_another_setting_has_another_default_folder(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: list[Path]
+) -> None:
+    np.savez(tmp_path / "my.npz", train=own.bits(50).numpy(), test=own.bits(10).numpy())
+    monkeypatch.chdir(tmp_path)
+    given = ("tests.training.own:build", "--data", "my.npz", "--steps", "2", "--batch", "8", "--score-samples", "2")
+    for extra in ((), ("--estimator", "rloo"), ("--optimizer", "muon")):
+        for _ in range(2):  # the second time, nothing is left to train
+            code, _, stderr = call(verb, *given, "--lr", "1e-2,1e-3", *extra)
+            assert code == 0, stderr
+    assert len(trained) == 6
+    names = sorted(path.name for path in (tmp_path / "out" / verb).iterdir())
+    assert names == ["own.build-my", "own.build-my,estimator=rloo,samples=5", "own.build-my,optimizer=muon"]

@@ -1,5 +1,6 @@
 """Data come in many forms; the batches are the same in each, in every seed its own order, and again after a resume."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,29 @@ def test_batches_may_have_sequences_of_other_lengths(parts: int, tmp_path: Path)
     assert_same(saved(tmp_path / "stopped"), saved(tmp_path / "straight"))
 
 
+class Recorded(Steps):
+    """One that keeps the noise of its draws in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = list[Tensor]()
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        def recorded(name: str, distribution: c.OneHotCategorical) -> Tensor:
+            fair = draw(f"fair {name}", c.Bernoulli(logits=torch.zeros(len(x), 64)))
+            self.noise += [fair] * self.training
+            return draw(name, distribution)
+
+        return super().forward(recorded, x)  # type: ignore[arg-type]
+
+
+def test_parts_of_a_step_with_sequences_of_other_lengths_share_no_noise() -> None:
+    data = [bits()[:9, :width] for width in (1, 4, 3, 2)]
+    run = fitted(Recorded, data, accumulate=2, estimator=c.RLOO(), samples=2, steps=2, seed=3)
+    noise = run.model.noise[-10:]
+    assert len({tuple(drawn.flatten().tolist()) for drawn in noise}) == len(noise) == 10
+
+
 def test_rows_have_the_metrics_of_the_nodes_in_their_batches_only() -> None:
     rows = fitted(Steps, [bits()[:9, :width] for width in (3, 1, 1)]).rows  # of which each measures another batch
     assert ["active/z0" in row.metrics for row in rows] == [True, True, True]
@@ -251,6 +275,67 @@ def test_dictionaries_are_passed_by_name_or_as_one_input() -> None:
     by_name = fitted(own.Gate, {"y": LABELS, "x": bits()}, steps=5)
     whole = fitted(Whole, {"image": bits(), "label": LABELS}, steps=5)
     assert_same(dict(by_name.model.state_dict()), dict(whole.model.state_dict()))
+
+
+class OneInput(nn.Module):
+    """A program of one input, which may be a dictionary with an entry of the same name."""
+
+    def __init__(self, *, takes_whole: bool = False) -> None:
+        super().__init__()
+        self.layer, self.takes_whole = nn.Linear(6, 2), takes_whole
+
+    def forward(self, draw: c.Draw, x: Any) -> Tensor:
+        return draw("z", c.Bernoulli(logits=self.layer(x["x"] if self.takes_whole else x))).sum(-1)
+
+
+class OptionalInput(OneInput):
+    """A program whose second input may be left out."""
+
+    def forward(self, draw: c.Draw, x: Tensor, weight: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        cost = super().forward(draw, x)
+        return cost if weight is None else cost * c.tile(weight, cost)
+
+
+RENAME = "name its entries like the inputs, or pass inputs=, a function from a batch to the inputs"
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "sentence"),
+    [
+        (
+            own.Gate,
+            {"data": {"x": bits()}},
+            "a program of (x, y) must be given a dictionary of its inputs, got one without 'y'",
+        ),
+        (own.Gate, {"data": {"x": bits(), "label": LABELS}}, "without 'y' and with unknown 'label'"),
+        (own.Gate, {"data": {"image": bits(), "label": LABELS}}, "without 'x', 'y' and with unknown 'image', 'label'"),
+        (own.Gate, {"data": {"x": bits(), "y": LABELS}, "valid": {"x": bits()}}, "got one without 'y'"),
+        (own.Gate, {"data": (bits(), LABELS), "inputs": lambda batch: {"x": batch[0]}}, "got one without 'y'"),
+        (build, {"data": {"x": bits(), "label": LABELS}}, "x was the whole dictionary, as (x) has no input 'label'"),
+        (
+            OptionalInput,
+            {"data": {"x": bits(), "label": LABELS}},
+            "a program of (x, weight) must be given a dictionary",
+        ),
+        (OptionalInput, {"data": [{"x": bits()}, {"x": bits(), "label": LABELS}]}, "got one with unknown 'label'"),
+        (OneInput, {"data": {"x": bits(), "label": LABELS}}, "x was the whole dictionary, as (x) has no input 'label'"),
+    ],
+)
+def test_entries_that_are_not_the_inputs_are_named(model: Any, given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"{re.escape(sentence)}.*: {RENAME}$"):
+        fitted(model, **given, steps=5)
+
+
+def test_a_program_of_one_input_may_take_a_dictionary_with_an_entry_of_that_name() -> None:
+    assert fitted(OneInput(takes_whole=True), {"x": bits(), "label": LABELS}, steps=5).finished
+
+
+def test_an_input_with_a_default_may_be_in_some_batches_only() -> None:
+    def costs(weight: float) -> list[float]:
+        rows = [{"x": bits()}, {"x": bits(), "weight": torch.full((60,), weight)}]
+        return [row.bound for row in fitted(OptionalInput, rows, estimator=c.RLOO(), samples=2, steps=2).rows]
+
+    assert costs(0.0) != costs(1.0)
 
 
 def test_a_program_may_need_no_data() -> None:

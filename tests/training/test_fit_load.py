@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import concretely as c
-from concretely.training.builder import imported
 from concretely.training.callback import Callbacks
 from concretely.training.fit import FittedRun
 from concretely.training.train_state import Row
@@ -80,15 +79,6 @@ if __name__ == "__main__":
         c.load(tmp_path / "run")
     model = c.load(tmp_path / "run", model=f"{script}:build")
     assert_same(dict(model.state_dict()), own.exported(tmp_path / "run"))
-
-
-def test_a_file_that_failed_is_read_again_once_it_is_mended(tmp_path: Path) -> None:
-    file = tmp_path / "mended.py"
-    file.write_text("raise RuntimeError('no licence')\n")
-    with pytest.raises(ValueError, match=r"raised RuntimeError at mended\.py:1: no licence$"):
-        imported(f"{file}:build")
-    file.write_text("def build(): ...\n")
-    assert imported(f"{file}:build").__name__ == "build"
 
 
 def test_a_program_that_is_a_function_is_loaded_as_one(tmp_path: Path) -> None:

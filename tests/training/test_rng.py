@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concretely.training.rng import Order, Purpose, generator_of, seed_of
+from concretely.functional.noise import Keys
+from concretely.training.rng import DRAWS, Order, Purpose, draw_offsets, generator_of, keys_of, keys_of_part, seed_of
 
 
 @given(points=st.integers(1, 30), batch=st.integers(1, 80), seed=st.integers(0, 2**63 - 1), start=st.integers(0, 10**9))
@@ -44,3 +45,19 @@ def test_a_generator_starts_afresh_every_time_it_is_asked_for(purpose: Purpose) 
     draws = [torch.rand(3, generator=generator_of(5, purpose, 2)) for _ in range(2)]
     assert draws[0].equal(draws[1])
     assert not draws[0].equal(torch.rand(3, generator=generator_of(5, purpose, 3)))
+
+
+@given(draws=st.integers(0, 5), parts=st.integers(1, 5), seed=st.integers(0, 9), step=st.integers(0, 3))
+def test_no_two_draws_of_a_step_have_the_same_key_whatever_their_number(
+    draws: int, parts: int, seed: int, step: int
+) -> None:
+    whole, more = keys_of(seed, Purpose.NOISE, step), 20
+    keys = whole[0] + draw_offsets(draws * parts, parts)
+    used = list[tuple[int, ...]]()
+    for part in range(parts):
+        own = Keys(keys_of_part(keys, part, parts), more=more)
+        found = [tuple(own.next().flatten().tolist()) for _ in range(draws + more * bool(draws))]
+        assert found[:draws] == [tuple(key) for key in whole[part * draws : (part + 1) * draws].tolist()]
+        assert all(step * DRAWS <= nonce < (step + 1) * DRAWS for _, nonce in found)
+        used += found
+    assert len(set(used)) == len(used)

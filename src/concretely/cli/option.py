@@ -169,6 +169,11 @@ def _argument(text: str) -> tuple[str, str]:
     return name, value
 
 
+def with_precision(given: dict[str, Any], precision: str | None) -> dict[str, Any]:
+    """Return settings; the precision of a model of one's own is one of them."""
+    return given if precision is None or given.get("model") is None else {**given, "precision": precision}
+
+
 def select_device(name: str | None, precision: str | None = None) -> "torch.device":
     """Return the device of a name, or by default the fastest one, and set the precision of matrix products."""
     precision = "float32" if precision is None else precision

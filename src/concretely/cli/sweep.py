@@ -19,6 +19,7 @@ from .option import (
     option,
     select_device,
     select_place,
+    with_precision,
     with_recipe,
 )
 from .terminal import (
@@ -72,13 +73,14 @@ def sweep(
     sizes: dict[str, Any] = {"members_per_program": members_per_program, "programs_per_gpu": programs_per_gpu}
     place = select_place(share=share, on=on, address=address, device_name=device_name, **sizes)
 
+    from ..experiment.folder_name import sweep_folder
     from ..experiment.grid import grid_title
     from ..experiment.search import BEST, sweep, sweep_recipes
     from ..report.table import sweep_table
 
     with report_errors(), interruptible(), stop_requested() as stop:
-        recipes = sweep_recipes(**given)
-        folder = out or Path("out/sweep") / grid_title(recipes)
+        recipes = sweep_recipes(**with_precision(given, precision))
+        folder = out or sweep_folder(recipes, Path("out/sweep"))
         device = select_device(device_name if on is None else "cpu", precision)
         how: dict[str, Any] = {"device": device, "max_bytes": max_bytes, "monitor": monitor(stop)}
         result = sweep(recipes, folder, samples=score_samples, on=place, halving=halving, **how)

@@ -33,6 +33,7 @@ from ..spelling import did_you_mean, printable
 from ..training.interrupt import stop_requested as stop_requested
 from ..training.own_recipe import RunRecipe
 from ..training.recipe import Member, Recipe
+from ..training.user_error import describe_raised, is_raised_by_user, user_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,15 +122,21 @@ def require_known(kind: str, name: str, names: Iterable[str]) -> None:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Inside this context, print an error about the input in one sentence, and exit."""
+    """Inside this context, print an error about the input, or of the code of a user, in one sentence, and exit."""
     try:
         yield
-    except (ValueError, OSError, ImportError) as error:
-        fail(describe_error(error))
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not re.search(TOO_LARGE, str(error), re.IGNORECASE):
+    except typer.Exit:
+        raise
+    except Exception as error:
+        is_input = isinstance(error, ValueError | OSError | ImportError)
+        is_size = isinstance(error, RuntimeError) and re.search(TOO_LARGE, str(error), re.IGNORECASE)
+        if isinstance(error, MemoryError) or is_size:
+            fail("this does not fit into memory: lower samples, batch or chunk")
+        if not isinstance(error, OSError) and (is_raised_by_user(error) if is_input else user_line(error)):
+            fail(f"the model raised {describe_raised(error)}")
+        if not is_input:
             raise
-        fail("this does not fit into memory: lower samples, batch or chunk")
+        fail(describe_error(error))
 
 
 def refuse_ranks(verb: str) -> None:

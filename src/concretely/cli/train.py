@@ -1,7 +1,7 @@
 """`concretely train`: train a model or a list of models, and resume runs."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from ..experiment.grid import expand_grid, format_setting, grid_title
+from ..experiment.grid import expand_grid
 from ..training.own_resolve import remove_runs, resolve_recipe
-from ..training.recipe import FILE, read, resolve
+from ..training.recipe import FILE, resolve
 from . import terminal
 from .option import (
     Device,
@@ -24,6 +24,7 @@ from .option import (
     load_data,
     select_device,
     select_place,
+    with_precision,
     with_recipe,
 )
 from .terminal import fail
@@ -77,9 +78,11 @@ def train(
         if resume is not None:
             recipes, folder = [_resumed(resume, given, out)], resume
         else:
+            from ..experiment.folder_name import train_folder
+
             with terminal.report_errors():
-                recipes = [resolve_recipe(**_with_precision(choice, precision)) for choice in expand_grid(given)]
-                folder = out or _folder(recipes)
+                recipes = [resolve_recipe(**with_precision(choice, precision)) for choice in expand_grid(given)]
+                folder = out or train_folder(recipes, Path("out/train"))
             if overwrite and world is not None:
                 fail("overwrite must be left out with torchrun, as a restart would delete the run: delete it first")
             if overwrite:
@@ -103,28 +106,6 @@ def train(
             data = load_data(recipes[0], moved, resumed=resume is not None, max_bytes=max_bytes)
         _train_one(recipes[0], folder, data=data, samples=score_samples, tensorboard=tensorboard, world=world, **how)
         _score(folder, data, device=device, samples=score_samples, world=world)
-
-
-def _with_precision(given: dict[str, Any], precision: str | None) -> dict[str, Any]:
-    """Return settings; the precision of a model of one's own is one of them."""
-    return given if precision is None or given.get("model") is None else {**given, "precision": precision}
-
-
-def _folder(recipes: Sequence["RunRecipe"]) -> Path:
-    """Return the default folder. If it has a run with another recipe, add the settings that differ to the name."""
-    first = recipes[0]
-    folder = Path("out/train") / (first.title if len(recipes) == 1 else grid_title(recipes))
-    if len(recipes) > 1 or not (folder / FILE).exists():
-        return folder
-    was, now = recipe_settings(read(folder / FILE)), recipe_settings(first.settings)
-    differing = [name for name in now if name not in first.flexible and was.get(name) != now[name]]
-    name = ",".join(f"{key}={format_setting(now[key])}" for key in differing).replace(":", "x").replace("/", "_")
-    return folder.with_name(f"{folder.name},{name}") if differing else folder
-
-
-def recipe_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a recipe, with the arguments of a builder among them."""
-    return {**settings.get("arguments", {}), **{name: value for name, value in settings.items() if name != "arguments"}}
 
 
 def _train_list(recipes: Sequence["RunRecipe"], folder: Path, **how: Any) -> None:

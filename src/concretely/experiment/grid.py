@@ -8,7 +8,7 @@ from typing import Any
 
 from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.own_resolve import DIFFERENT_OWN
-from ..training.recipe import DIFFERENT, Recipe
+from ..training.recipe import DIFFERENT, OF_DATA, Recipe
 
 LARGEST_RANGE = 10_000
 """The maximum number of seeds in a range."""
@@ -56,6 +56,16 @@ def recipe_names(recipes: Sequence[RunRecipe], keys: Sequence[str]) -> list[str]
     """Return a name for each recipe from some of its keys. Numbers are rounded if the names are unique then."""
     short, full = ([_name(recipe, keys, write) for recipe in recipes] for write in (format_setting, str))
     return short if len(set(short)) == len(recipes) else full
+
+
+def list_names(recipes: Sequence[RunRecipe]) -> list[str]:
+    """Return the names of the members of a list, from the keys in which they differ."""
+    return recipe_names(recipes, differing_keys(recipes) or keys_of(recipes[0]))
+
+
+def sweep_names(recipes: Sequence[RunRecipe]) -> list[str]:
+    """Return the names of the members of a sweep, from all keys that may have several values."""
+    return recipe_names(recipes, [name for name in keys_of(recipes[0]) if name not in OF_DATA])
 
 
 def grid_title(recipes: Sequence[RunRecipe]) -> str:

@@ -20,12 +20,12 @@ from ..file import file_lock
 from ..graph.program import eval_mode
 from ..model import Model
 from ..model.paper import RARE
-from ..spelling import first_line
 from ..training.folder import Run
 from ..training.own import scored
 from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.parallel import ALONE, World
 from ..training.rng import Purpose, generator_of
+from ..training.user_error import text_and_line
 from .record import FILE, merge_metrics, read_record, recipe_settings, write_record
 from .subject import inputs_for, observed_bits, points_of, relaxed_estimator
 
@@ -73,7 +73,7 @@ def require_scorable(recipe: RunRecipe, model: nn.Module, data: Any, *, split: s
         scored(model, inputs_for(recipe, model, data, split, slice(TRIED)), samples=few, generator=generator)
     except (ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
         must = f"the model must run with {few} samples of each data point, as it is scored with {samples:,}"
-        raise ValueError(f"{must}, got {first_line(error)}") from error
+        raise ValueError(f"{must}, got {text_and_line(error)}") from error
 
 
 def relaxed_objective(

@@ -14,7 +14,7 @@ from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.own_resolve import resolve_recipe
 from ..training.recipe import FILE, OF_DATA, Member, section_settings
 from ..training.train_state import TrainState
-from .grid import differing_keys, expand_grid, keys_of, recipe_names
+from .grid import expand_grid, list_names, sweep_names
 from .halving import ScoreRung, plan_rungs
 from .place import Place, opened
 from .record import finite_or_none, read_checked, score_key, validation_nll, write_record
@@ -89,9 +89,8 @@ def train_list(
     folder = Path(folder)
     if (folder / FILE).exists():
         raise ValueError(f"{str(folder)!r} holds a run already: resume it, or choose another folder")
-    keys = differing_keys(recipes) or keys_of(recipes[0])
     how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds, "max_bytes": max_bytes}
-    members = _members(recipes, folder, keys)
+    members = _members(recipes, folder, list_names(recipes))
     return _train(members, folder, on, ScoreSplits({"test": Precision(samples)}), monitor=monitor, **how)
 
 
@@ -144,7 +143,7 @@ def sweep(
         raise ValueError("train_on must be 'train', as members are selected on the validation set, got 'whole'")
     folder = Path(folder)
     how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds, "max_bytes": max_bytes}
-    members = _members(recipes, folder, [name for name in keys_of(recipes[0]) if name not in OF_DATA])
+    members = _members(recipes, folder, sweep_names(recipes))
     score = ScoreSplits({"valid": Precision(samples)})
     scored = _train(members, folder, on, score, monitor=monitor, halving=halving, **how)
     stopped = [] if halving is None else [member for member in members if not is_settled(member)]
@@ -154,9 +153,9 @@ def sweep(
     return result
 
 
-def _members(recipes: Sequence[RunRecipe], out: Path, keys: Sequence[str]) -> list[Member]:
-    """Return members in subfolders that are named by keys of their recipes."""
-    return [Member(recipe, out / name) for recipe, name in zip(recipes, recipe_names(recipes, keys), strict=True)]
+def _members(recipes: Sequence[RunRecipe], out: Path, names: Sequence[str]) -> list[Member]:
+    """Return members in subfolders with some names."""
+    return [Member(recipe, out / name) for recipe, name in zip(recipes, names, strict=True)]
 
 
 def _train(

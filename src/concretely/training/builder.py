@@ -1,5 +1,6 @@
 """Models of a user: instances, programs and functions that build them, and their names for later imports."""
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -7,7 +8,6 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
@@ -16,11 +16,14 @@ from torch import nn
 
 from ..graph.program import Draw, required_names
 from ..model.model import as_module
-from ..spelling import did_you_mean, first_line
+from ..spelling import did_you_mean
 from .rng import Purpose, seed_of
+from .user_error import describe_raised
 
 Build = Callable[..., Any]
 """A function that returns a model or a program."""
+DIGITS = 12
+"""The number of digits in the name of a module that no other has."""
 
 
 def is_builder(target: Any) -> bool:
@@ -48,16 +51,16 @@ def takes_draw(signature: inspect.Signature) -> bool:
     return first is not None and (first.name == "draw" or first.annotation is Draw)
 
 
-def require_arguments(build: Build, arguments: Mapping[str, Any]) -> None:
+def require_arguments(build: Build, arguments: Mapping[str, Any], *, name: str = "") -> None:
     """Raise an error in one sentence unless a builder can be called with some arguments."""
-    title = f"{name_of(build) or 'the builder'}"
+    title = name or name_of(build) or "the builder"
     parameters = inspect.signature(build).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    for name in arguments:
-        if name not in parameters and not takes_any:
-            raise ValueError(f"{title} has no parameter {name!r}{did_you_mean(name, parameters)}")
-    if missing := [name for name in required_names(parameters.values()) if name not in arguments]:
-        how = ", ".join(f"{name}=…" for name in missing)
+    for key in arguments:
+        if key not in parameters and not takes_any:
+            raise ValueError(f"{title} has no parameter {key!r}{did_you_mean(key, parameters)}")
+    if missing := [key for key in required_names(parameters.values()) if key not in arguments]:
+        how = ", ".join(f"{key}=…" for key in missing)
         todo = f"pass arguments=dict({how}), or --set {how.replace(', ', ' --set ')} on the command line"
         program = " (the first parameter of a program is called draw)" if not isinstance(build, type) else ""
         raise ValueError(f"{title} must be given {', '.join(missing)}, got no value{program}: {todo}")
@@ -66,7 +69,7 @@ def require_arguments(build: Build, arguments: Mapping[str, Any]) -> None:
 def built(build: Build, arguments: Mapping[str, Any], *, seed: int) -> nn.Module:
     """Call a builder with the global generators seeded, and return its model or program as a module."""
     require_arguments(build, arguments)
-    return _as_model(build, _called(build, arguments, seed=seed))
+    return _as_model(name_of(build) or "the builder", _called(build, arguments, seed=seed))
 
 
 def built_by_name(name: str, arguments: Mapping[str, Any], *, seed: int) -> nn.Module:
@@ -76,14 +79,14 @@ def built_by_name(name: str, arguments: Mapping[str, Any], *, seed: int) -> nn.M
     Linear(in_features=2, out_features=3, bias=True)
     """
     build = imported(name)
-    require_arguments(build, arguments)
+    require_arguments(build, arguments, name=name)
     try:
         target = _called(build, arguments, seed=seed)
     except Exception as error:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        why = f"{type(error).__name__}{_place(error)}: {first_line(error)}"
-        raise ValueError(f"{name} must build a model from {given or 'its defaults'}, got {why}") from error
-    return _as_model(build, target)
+        must = f"{name} must build a model from {given or 'its defaults'}"
+        raise ValueError(f"{must}, got {describe_raised(error)}") from error
+    return _as_model(name, target)
 
 
 def _called(build: Build, arguments: Mapping[str, Any], *, seed: int) -> Any:
@@ -92,22 +95,10 @@ def _called(build: Build, arguments: Mapping[str, Any], *, seed: int) -> Any:
         return build(**arguments)
 
 
-def _as_model(build: Build, target: Any) -> nn.Module:
+def _as_model(title: str, target: Any) -> nn.Module:
     if not callable(target) or isinstance(target, type):
-        title = name_of(build) or "the builder"
         raise ValueError(f"{title} must return a Model or a program, got {type(target).__name__}")
     return as_module("program", target)
-
-
-def _place(error: Exception) -> str:
-    """Return the innermost line of the user's code that an error passed through, such as ` at my_model.py:12`."""
-    others = Path(torch.__file__).parent, Path(importlib.__file__).parent, Path(__file__).parents[1]
-    frames = [
-        frame
-        for frame in extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<") and not any(map(Path(frame.filename).is_relative_to, others))
-    ]
-    return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
 
 def name_of(target: Any) -> str:
@@ -165,26 +156,53 @@ def imported(name: str) -> Build:
 def _module_of(place: str, name: str) -> ModuleType:
     """Import a module, or a file by its path."""
     try:
-        if not place.endswith(".py"):
-            if "" not in sys.path and str(Path.cwd()) not in sys.path:
-                sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
-            return importlib.import_module(place)
-        path = Path(place)
-        if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(path.resolve()):
-            return sys.modules[path.stem]
-        spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
-        if spec is None or spec.loader is None or not path.is_file():
-            raise ImportError("there is no such file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            sys.modules.pop(path.stem, None)  # so that a mended file is read again
-            raise
+        if place.endswith(".py"):
+            return _module_of_file(Path(place))
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
+        return importlib.import_module(place)
     except ImportError as error:
         raise ValueError(f"model must be importable, such as package.module:build, got {name!r}: {error}") from None
     except Exception as error:
-        why = f"{type(error).__name__}{_place(error)}: {first_line(error)}"
-        raise ValueError(f"model must be importable, but importing {name!r} raised {why}") from error
+        must = f"model must be importable, but importing {name!r}"
+        raise ValueError(f"{must} raised {describe_raised(error)}") from error
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """Import a file, which may import others in its folder.
+
+    Its module is called like the file if any process finds it by that name, and otherwise by a name of its own. So it
+    takes the place of no other module, and objects of its classes can be sent to worker processes.
+    """
+    if not path.is_file():
+        raise ImportError("there is no such file")
+    path = path.resolve()
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # at the end, as nothing there may take the place of another module
+    importlib.invalidate_caches()  # of folders, as the file may be new
+    if _is_found_as(path.stem, path):
+        return importlib.import_module(path.stem)
+    name = f"{path.stem.replace('.', '_')}_{hashlib.sha256(str(path).encode()).hexdigest()[:DIGITS]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]  # so that a mended file is read again
+        raise
     return module
+
+
+def _is_found_as(name: str, path: Path) -> bool:
+    """Return whether a file is imported by a name. That of a module of Python stays free, and a dot names a package."""
+    if "." in name or name in sys.stdlib_module_names:
+        return False
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # a module that was imported without one, such as a script
+        return False
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path

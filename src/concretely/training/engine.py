@@ -30,7 +30,7 @@ from .feed import TOGETHER, Inputs, StepTable
 from .optimizer import StepLog, guard_
 from .place import State, buffers_of, joined_state, keeping_buffers, over_members, path_of, places_of
 from .rank_step import RankStep
-from .rng import Purpose, has_drawn, seed_torch, torch_generators
+from .rng import Purpose, has_drawn, keys_of_part, seed_torch, torch_generators
 from .stream import EndOfDataError
 from .task import MemberLoss
 from .torch_optimizer import update_of
@@ -370,7 +370,7 @@ class _Program:
         """Return the loss of every member (see `_by_member`), with the keys of a purpose."""
         keys, controls = self._table.keys[purpose], self._table.controls
         if purpose is Purpose.NOISE and self._task.parts > 1:
-            keys = keys[part * self._runs[0].draws : (part + 1) * self._runs[0].draws]
+            keys = keys_of_part(keys, part, self._task.parts)
         call = self._call if purpose is Purpose.NOISE else self._called
         return call(function, inputs, keys, controls)
 

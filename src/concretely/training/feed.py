@@ -22,7 +22,7 @@ from ..distribution.check import are_bits
 from ..functional.arithmetic import unpack
 from ..schedule import Schedule, at_step
 from .optimizer import StepSizes, corrections, kernels
-from .rng import DRAWS, Order, Purpose, seed_of
+from .rng import DRAWS, Order, Purpose, draw_offsets, seed_of
 
 if TYPE_CHECKING:
     from .train_state import TrainState
@@ -279,10 +279,11 @@ class StepTable:
         self.more = DRAWS - max(draws, monitor_draws or 0)
         """The number of draws that a batch may take beyond those of the first batch."""
         self._points = task.feed.shared([run.task.feed for run in runs], device)
+        gap = draw_offsets(draws if monitor_draws is None else monitor_draws)
+        self._offsets = {"noise": draw_offsets(draws, task.parts), "gap": gap}
         self._parts = {
             "index": (members, task.feed.rows),
-            "noise": (draws, members, 2),
-            "gap": (draws if monitor_draws is None else monitor_draws, members, 2),
+            **{name: (len(offsets), members, 2) for name, offsets in self._offsets.items()},
             "step": (members,),
             "numbers": (NUMBERS + len(task.controls), members),
         }
@@ -376,8 +377,9 @@ class StepTable:
         parts, steps = self._split(lines), range(first, first + LINES)
         parts["step"].copy_(torch.tensor(steps).unsqueeze(-1))
         for name, purpose in (("noise", Purpose.NOISE), ("gap", Purpose.GAP)):
-            parts[name][..., 0] = torch.tensor([seed_of(run.recipe.seed, purpose) for run in self.runs])
-            nonces = torch.tensor(steps).unsqueeze(-1) * DRAWS + torch.arange(parts[name].shape[1])
+            seeds = torch.tensor([seed_of(run.recipe.seed, purpose) for run in self.runs])
+            parts[name][..., 0] = seeds + self._offsets[name][:, :1]
+            nonces = torch.tensor(steps).unsqueeze(-1) * DRAWS + self._offsets[name][:, 1]
             parts[name][..., 1] = nonces.unsqueeze(-1)
         self._points.write(parts["index"], first)
         for k, column in enumerate(self._numbers(steps)):

@@ -145,8 +145,8 @@ def fit(
     `model` is a `Model`, a program, or a function without required arguments that builds one. `data` are tensors with
     points along their first axis (one, or a tuple or dictionary of them), a data set of torch, a `DataLoader` or
     another iterable of batches, such as a list, or a data set of this library, its name, or the path of an `.npz` file.
-    Batches are passed to the program: tuples by position, dictionaries by the names of its parameters if they match,
-    else as one input. `inputs` is a function from a batch to the inputs, if another is needed.
+    Batches are passed to the program: tuples by position, dictionaries by the names of its parameters, or as one input
+    if they have none of these names. `inputs` is a function from a batch to the inputs, if another is needed.
 
     With `out`, the run is saved there every `checkpoint_seconds`, when it ends and when it is interrupted (SIGINT,
     SIGTERM), and the same call goes on where the last one stopped. On a CPU an interrupted run then has the same bits

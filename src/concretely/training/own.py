@@ -23,7 +23,6 @@ from ..model import Model
 from ..model.model import Function
 from ..objective import Objective
 from ..schedule import Schedule, at_step, lr_factor
-from ..spelling import first_line
 from .builder import takes_draw
 from .feed import Inputs
 from .own_loss import (
@@ -44,11 +43,14 @@ from .parallel import ALONE, World
 from .rng import Purpose, generator_of, keys_of, seed_of, torch_generators
 from .source import Source
 from .task import OptimizerFactory, Task
+from .user_error import text_and_line
 
 EXAMPLE = 1_000
 """The maximum number of data points of the example from which an estimator is built."""
 VALIDATED = 4_096
 """The number of data points that are validated at once."""
+BY_NAME, BY_FUNCTION = "name its entries like the inputs", "inputs=, a function from a batch to the inputs"
+"""How the entries of a batch become the inputs of a program."""
 
 Scheduled = Schedule | Mapping[str, Schedule]
 """A schedule, or schedules by node."""
@@ -100,7 +102,7 @@ def own_task(
     keys = Keys(keys_of(recipe.seed, Purpose.GAP, 0, device=device), seeds_torch=False)
     with torch_generators(device):
         torch.manual_seed(seed_of(recipe.seed, Purpose.TORCH))
-        with _running_on("the data", example):
+        with _running_on("the data", example, _passed_whole(model, arrange(example))):
             units = monitor.examine(example, keys, values)
         if isinstance(options.valid, Source) and recipe.validate:
             _try_validation(model, options.valid, arrange)
@@ -146,15 +148,18 @@ def own_task(
 
 
 @contextmanager
-def _running_on(data: str, batch: Inputs) -> Iterator[None]:
-    """Name the data, and the shapes of a batch of them, in errors of a model that runs on it for the first time."""
+def _running_on(data: str, batch: Inputs, todo: str) -> Iterator[None]:
+    """Name the data, and the shapes of a batch of them, in errors of a model that runs on it for the first time.
+
+    `todo` is the end of such an error.
+    """
     try:
         yield
     except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
         leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         shapes = " and ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves)
         must = f"the model must run on a batch of {data}, of {shapes or 'no tensor'}"
-        raise ValueError(f"{must}, got {first_line(error)}") from error
+        raise ValueError(f"{must}, got {text_and_line(error)}{todo}") from error
 
 
 def _try_validation(model: nn.Module, valid: Source, arrange: Arrange) -> None:
@@ -163,45 +168,80 @@ def _try_validation(model: nn.Module, valid: Source, arrange: Arrange) -> None:
         part = next(parts, None)
     if part is None:
         raise ValueError("valid must have at least one data point, got none")
-    with _running_on("valid", part):
-        scored(model, arrange(part), samples=1, generator=torch.Generator(valid.device).manual_seed(0))
+    inputs = arrange(part)
+    with _running_on("valid", part, _passed_whole(model, inputs)):
+        scored(model, inputs, samples=1, generator=torch.Generator(valid.device).manual_seed(0))
 
 
 def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | None) -> Arrange:
-    """Return how a batch becomes the inputs of a program. Dictionaries are passed by the names of its parameters."""
-    program = model if not isinstance(model, Model) else model.p if model.q is None else model.q
-    expected = signature(program)
-    names = list(expected.parameters)[1:]
+    """Return how a batch becomes the inputs of a program. Dictionaries are passed by the names of its parameters.
 
-    def arrange(batch: Inputs) -> tuple[Any, ...]:
-        batch = batch if given is None else given(batch)
+    If the first one has none of these names, or the program has a single input of another name, they are passed whole.
+    """
+    expected, defaults = _signature(model), _defaults(model)
+    what = "a model" if isinstance(model, Model) else "a program"
+    first = example if given is None else given(example)
+    by_name = isinstance(first, Mapping) and (
+        set(first) <= set(defaults) or (len(defaults) > 1 and bool(set(first) & set(defaults)))
+    )
+
+    def passed(batch: Any) -> tuple[Any, ...]:
         if isinstance(batch, Mapping):
-            return tuple(batch.get(name, defaults[name]) for name in last) if by_name else (batch,)
+            return _inputs_by_name(what, defaults, batch) if by_name else (batch,)
         return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
-    first = example if given is None else given(example)
-    by_name = isinstance(first, Mapping) and set(first) <= set(names)
-    defaults = {name: parameter.default for name, parameter in expected.parameters.items()}
-    last = [name for place, name in enumerate(names) if by_name and set(names[place:]) & set(first)]
-    inputs = arrange(example)
     try:
+        inputs = passed(first)
         expected.bind(None, *inputs)
-        if any(value is inspect.Parameter.empty for value in inputs):
-            raise TypeError
-    except TypeError:
-        got, todo = (
-            f"{len(inputs)} input{'s' * (len(inputs) != 1)}",
-            "pass inputs=, a function from a batch to the inputs",
-        )
-        if isinstance(first, Mapping):
-            got = f"a dictionary of {', '.join(map(repr, first))}"
-            todo = f"name its entries like the inputs, or {todo}"
-        what = "a model" if isinstance(model, Model) else "a program"
+    except (TypeError, ValueError) as error:
         if not takes_draw(expected):
             must = f"{what} must take draw before its inputs, as in forward(draw, x)"
             raise ValueError(f"{must}, got ({', '.join(expected.parameters)})") from None
-        raise ValueError(f"{what} of ({', '.join(names)}) must be given as many inputs, got {got}: {todo}") from None
-    return arrange
+        if isinstance(error, ValueError):
+            raise
+        if isinstance(first, Mapping):
+            _inputs_by_name(what, defaults, first)
+        names, got = list(expected.parameters)[1:], f"{len(inputs)} input{'s' * (len(inputs) != 1)}"
+        must = f"{what} of ({', '.join(names)}) must be given as many inputs"
+        raise ValueError(f"{must}, got {got}: pass {BY_FUNCTION}") from None
+    return passed if given is None else lambda batch: passed(given(batch))
+
+
+def _signature(model: nn.Module) -> inspect.Signature:
+    """Return the signature of the program that is given the inputs."""
+    return signature(model if not isinstance(model, Model) else model.p if model.q is None else model.q)
+
+
+def _defaults(model: nn.Module) -> dict[str, Any]:
+    """Return the defaults of the inputs of a program by their names; `inspect.Parameter.empty` if there is none."""
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = list(_signature(model).parameters.values())[1:]
+    return {own.name: own.default for own in parameters if own.kind not in several}
+
+
+def _inputs_by_name(what: str, defaults: Mapping[str, Any], batch: Mapping[Any, Any]) -> tuple[Any, ...]:
+    """Return the entries of a dictionary in the order of the inputs, up to the last one that it has."""
+    missing = [name for name, own in defaults.items() if own is inspect.Parameter.empty and name not in batch]
+    unknown = [name for name in batch if name not in defaults]
+    if missing or unknown:
+        lacks = [f"without {', '.join(map(repr, missing))}"] if missing else []
+        adds = [f"with unknown {', '.join(map(repr, unknown))}"] if unknown else []
+        must = f"{what} of ({', '.join(defaults)}) must be given a dictionary of its inputs"
+        raise ValueError(f"{must}, got one {' and '.join(lacks + adds)}: {BY_NAME}, or pass {BY_FUNCTION}")
+    names = list(defaults)
+    while names and names[-1] not in batch:
+        names.pop()
+    return tuple(batch.get(name, defaults[name]) for name in names)
+
+
+def _passed_whole(model: nn.Module, inputs: tuple[Any, ...]) -> str:
+    """Return the end of an error of a program whose one input was a dictionary, of which it may want an entry."""
+    names, whole = list(_defaults(model)), inputs[0] if len(inputs) == 1 else None
+    unknown = [name for name in whole if name not in names] if isinstance(whole, Mapping) else []
+    if not isinstance(whole, Mapping) or not unknown or len(unknown) == len(whole):
+        return ""
+    why = f"as ({', '.join(names)}) has no input {', '.join(map(repr, unknown))}"
+    return f"; {names[0]} was the whole dictionary, {why}: {BY_NAME}, or pass {BY_FUNCTION}"
 
 
 def validation_score(

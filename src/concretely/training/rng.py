@@ -87,6 +87,29 @@ def keys_of(seed: int, purpose: Purpose, step: int, *, device: torch.device | st
     return torch.stack([torch.full_like(nonce, seed_of(seed, purpose)), nonce], -1)
 
 
+def draw_offsets(draws: int, parts: int = 1) -> Int64[Tensor, "rows 2"]:
+    """Return what the keys of the draws of a step add to its seed and to the number of its first draw.
+
+    Each of several parts has as many draws. If a part draws more, it counts on from its last row. That is a key with
+    another seed for all but the last part, as the numbers that follow are those of the draws of the next one.
+
+    >>> draw_offsets(4, parts=2).tolist()
+    [[0, 0], [0, 1], [1, 2], [0, 2], [0, 3]]
+    """
+    own, rows = draws // parts, list[list[int]]()
+    for later in reversed(range(parts)):
+        first = draws - (later + 1) * own
+        rows += [[0, place] for place in range(first, first + own)]
+        rows += [[later, first + own]] * bool(own and later)
+    return torch.tensor(rows, dtype=torch.int64).view(-1, 2)
+
+
+def keys_of_part(keys: Int64[Tensor, "rows *members 2"], part: int, parts: int) -> Int64[Tensor, "own *members 2"]:
+    """Return the keys of one of several parts of a step from keys that are ordered as in `draw_offsets`."""
+    rows = -(-len(keys) // parts)
+    return keys[part * rows : (part + 1) * rows]
+
+
 class Order:
     """The indices of the data points of every step, shuffled in each epoch.
 
