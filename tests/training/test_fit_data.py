@@ -333,7 +333,7 @@ def test_a_program_of_one_input_may_take_a_dictionary_with_an_entry_of_that_name
 def test_an_input_with_a_default_may_be_in_some_batches_only() -> None:
     def costs(weight: float) -> list[float]:
         rows = [{"x": bits()}, {"x": bits(), "weight": torch.full((60,), weight)}]
-        return [row.bound for row in fitted(OptionalInput, rows, estimator=c.RLOO(), samples=2, steps=2).rows]
+        return [row.objective for row in fitted(OptionalInput, rows, estimator=c.RLOO(), samples=2, steps=2).rows]
 
     assert costs(0.0) != costs(1.0)
 
