@@ -61,6 +61,8 @@ def test_divergences_of_masses_are_differentiated_right(case: Case) -> None:
     assert torch.autograd.gradgradcheck(divergence, given)
     by_func = torch.func.grad(lambda *given: divergence(*given).sum(), argnums=(0, 1))(*given)
     torch.testing.assert_close(torch.autograd.grad(divergence(*given).sum(), given), by_func)
+    each_row = torch.autograd.grad(divergence(*given), given, torch.eye(3, dtype=torch.float64), is_grads_batched=True)
+    torch.testing.assert_close(tuple(slope.sum(0) for slope in each_row), by_func)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -270,6 +270,11 @@ def sum_to(value: Tensor, shape: Size) -> Tensor:
     return value if value.shape == shape else value.sum_to_size(shape)
 
 
+def append_axes(value: Tensor, axes: int) -> Tensor:
+    """Append axes of length 1. An index of None has no rule for batches of gradients."""
+    return value.view(*value.shape, *(1,) * axes) if axes else value
+
+
 def save_noise(ctx: Any, value: Tensor, logits: Tensor, temperature: float) -> None:
     """Save the temperature, shapes and dtypes, which the derivatives of `invert_noise` need."""
     ctx.temperature = temperature

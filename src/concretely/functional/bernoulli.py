@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.nn.functional import logsigmoid, softplus
 
 from ..kernel.deferred import is_deferring
 from ..kernel.layout import by_bits, row_sums
 from ..kernel.operator import Arranged, is_plain, operator, plain_apply
 from . import arithmetic
-from .arithmetic import affine, cast, compute_dtype, may_multiply, product_of, sum_to
+from .arithmetic import affine, append_axes, cast, compute_dtype, may_multiply, product_of, sum_to
 from .draw import is_recorded, sum_axes
 from .noise import logistic as noise
 from .noise import logistic_of
@@ -91,9 +92,9 @@ class _LogMass(torch.autograd.Function):
         (bits, against), (by_log_mass, by_against) = ctx.saved_tensors, by
         gradient = None if by_against is None else by_against * _sign_against(bits)
         if by_log_mass is not None:
-            slope, factor = torch.sigmoid(against), -by_log_mass[(..., *[None] * ctx.axes)]
+            slope, factor = torch.sigmoid(against), -append_axes(by_log_mass, ctx.axes)
             # in place unless there may be derivatives of it, or a batch of gradients
-            if not torch.is_grad_enabled() and is_plain((factor,)):
+            if not torch.is_grad_enabled() and is_plain((factor,)) and not is_legacy_batchedtensor(factor):
                 slope = slope.addcmul_(bits, slope, value=-2).mul_(factor)
             else:
                 slope = slope * _sign_against(bits) * factor

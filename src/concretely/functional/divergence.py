@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from ..kernel.operator import is_plain, is_watched, plain_apply
-from .arithmetic import cast, compute_dtype, is_finite, sum_to, to_float64
+from .arithmetic import append_axes, cast, compute_dtype, is_finite, sum_to, to_float64
 from .bernoulli import EXACT
 from .categorical import expectation, share
 
@@ -46,19 +46,19 @@ class _Divergence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, other: Tensor, family: Divergence, with_slopes: bool) -> Tensor:
         p, q = to_float64(logits), to_float64(other)
-        found, slopes = family.of_finite(p, q, with_slopes) if logits.is_cpu else (None, ())
-        if found is None or not is_finite(found):
-            found, slopes = family.definition(p, q), ()
+        divergence, slopes = family.of_finite(p, q, with_slopes) if logits.is_cpu else (None, ())
+        if divergence is None or not is_finite(divergence):
+            divergence, slopes = family.definition(p, q), ()
         ctx.family = family
         ctx.save_for_backward(logits, other, *(cast(slope, compute_dtype(logits.dtype)) for slope in slopes))
-        return cast(found, logits.dtype)
+        return cast(divergence, logits.dtype)
 
     @staticmethod
     def backward(ctx: Any, *by: Tensor) -> tuple[Tensor, Tensor, None, None]:
         logits, other, *slopes = ctx.saved_tensors
         if not slopes or torch.is_grad_enabled():  # for derivatives of the derivatives
             slopes = ctx.family.slopes(to_float64(logits), to_float64(other))
-        factor = cast(by[0], slopes[0].dtype)[(..., *[None] * ctx.family.axes)]
+        factor = append_axes(cast(by[0], slopes[0].dtype), ctx.family.axes)
         both = zip(slopes, (logits, other), strict=True)
         by_p, by_q = (cast(sum_to(factor * slope, one.shape), one.dtype) for slope, one in both)
         return by_p, by_q, None, None
