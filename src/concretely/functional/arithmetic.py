@@ -224,12 +224,15 @@ def invert_noise(value: Tensor, logits: Tensor, temperature: Temperature, *, up_
     >>> invert_noise(torch.tensor(1e4), torch.tensor(9999.0), 1.0)
     tensor(1.)
     """
-    if is_narrow(value, logits, temperature) and not torch.compiler.is_compiling():
+    narrow = is_narrow(value, logits, temperature)
+    if narrow and not torch.compiler.is_compiling():
         result: Tensor = _InvertNoise.apply(value, logits, temperature, up_to_shift)  # type: ignore[no-untyped-call]
         return result
+    if narrow and not up_to_shift and is_exact(value, logits, temperature):
+        return temperature * value - logits
     noise = temperature * to_float64(value) - to_float64(logits)
     noise = noise - noise.detach().amin(-1, keepdim=True) if up_to_shift else noise
-    return noise.to(torch.float32) if is_narrow(value, logits, temperature) else noise
+    return noise.to(torch.float32) if narrow else noise
 
 
 def is_transformed() -> bool:
@@ -258,6 +261,12 @@ def is_narrow(value: Tensor, logits: Tensor, temperature: Temperature) -> bool:
     """Return whether float32 noise suffices for the log density."""
     is_mild = isinstance(temperature, float) and temperature <= MILD
     return is_mild and value.dtype.itemsize < 8 and logits.dtype.itemsize < 8
+
+
+def is_exact(value: Tensor, logits: Tensor, temperature: Temperature) -> bool:
+    """Return whether float32 gives the noise as precisely as float64: a product with a power of two is not rounded."""
+    is_power = type(temperature) is float and math.frexp(temperature)[0] == 0.5
+    return is_power and value.dtype == logits.dtype == torch.float32
 
 
 def wide_noise(value: Tensor, logits: Tensor, temperature: float) -> Tensor:

@@ -88,9 +88,8 @@ class _LogDensity(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        # minus the noise, of which the density is the same; a product with a power of two is not rounded
-        is_exact = value.dtype == logits.dtype == torch.float32 and math.frexp(temperature)[0] == 0.5
-        own = logits if is_exact else to_float64(logits)
+        # minus the noise, of which the density is the same
+        own = logits if arithmetic.is_exact(value, logits, temperature) else to_float64(logits)
         minus = cast(torch.sub(own, value, alpha=temperature), torch.float32)
         ctx.temperature, ctx.value, ctx.logits = temperature, (value.shape, value.dtype), (logits.shape, logits.dtype)
         ctx.set_materialize_grads(False)

@@ -89,11 +89,12 @@ class Sigmoid(Squashing):
     def __call__(
         self, node: Float[Tensor, "..."], dtype: torch.dtype, *, finite: bool = False, shared: Tensor | None = None
     ) -> Tensor:
-        if is_undifferentiated(node):  # faster and more precise, but for its derivative
+        if is_undifferentiated(node):  # the same as `precise_sigmoid`, in place
             tail = self.share(node) if shared is None else shared
             value = node.sign().clamp_(min=0).sub_(tail).abs_()  # the tail, or one minus the tail
-            return self.scaled(value, node, dtype, finite=finite)
-        return self.scaled(torch.exp(logsigmoid(node)), node, dtype, finite=finite)
+        else:
+            value = precise_sigmoid(node)
+        return self.scaled(value, node, dtype, finite=finite)
 
     def share(self, node: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the smaller of the sigmoid and one minus the sigmoid."""
@@ -107,7 +108,7 @@ class Sigmoid(Squashing):
             return (2 * value - 1).unsqueeze(-1)
         kept = inside(value, near_zero(dtype).last, 1 - near_one(dtype).last)
         is_finite = finite or _is_finite(node)
-        return kept if is_finite else torch.where(node.isinf(), value, kept)  # the limits 0 and 1 stay
+        return kept if is_finite else torch.where(_are_infinite(node), value, kept)  # the limits 0 and 1 stay
 
     def pull(
         self, by_value: Float[Tensor, "..."], node: Float[Tensor, "..."], shared: Tensor | None = None
@@ -170,7 +171,7 @@ class Exponential(Squashing):
         value = torch.exp(node) if shared is None else shared
         kept = inside(value, near_zero(dtype).last, 1)
         is_finite = finite or _is_finite(node)
-        return kept if is_finite else torch.where(node.isinf(), value, kept)  # the limit 0 stays
+        return kept if is_finite else torch.where(_are_infinite(node), value, kept)  # the limit 0 stays
 
     def share(self, node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape n"]:
         """Return the exponential."""
@@ -209,6 +210,13 @@ class Threshold(Sigmoid):
         self, node: Float[Tensor, "..."], dtype: torch.dtype, *, finite: bool = False, shared: Tensor | None = None
     ) -> Tensor:
         return straight_through((node >= 0).to(node.dtype), node, torch.sigmoid)
+
+
+def precise_sigmoid(node: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return the sigmoid by its smaller tail, so that the value and its derivative are precise at both ends."""
+    below = node < 0
+    tail = torch.sigmoid(torch.where(below, node, -node))
+    return torch.where(below, tail, 1 - tail)
 
 
 def straight_through(state: Tensor, node: Tensor, soft: Callable[[Tensor], Tensor]) -> Tensor:
@@ -263,7 +271,7 @@ def squashed(node: Float[Tensor, "..."], name: str) -> Tensor:
     if name == "cube":
         return Corners(node.shape[-1])(node, torch.float32)
     if name in ("unit", "corner"):  # in operations that are the same inside and outside vmap
-        value = Sigmoid(centred=name == "corner").scaled(torch.exp(logsigmoid(node)), node, torch.float32)
+        value = Sigmoid(centred=name == "corner").scaled(precise_sigmoid(node), node, torch.float32)
         return value.view(node.shape)
     named = {squashing.name: squashing for squashing in (Threshold(), Exponential(), Argmax())}
     return named[name](node, torch.float32)
@@ -315,6 +323,11 @@ def _unless_differentiated(node: Tensor, exponential: Tensor | None) -> Tensor:
 def _is_finite(node: Tensor) -> bool:
     """Return whether a node is known to be finite. This never waits for a GPU."""
     return node.is_cpu and is_finite(node) is True
+
+
+def _are_infinite(node: Tensor) -> Tensor:
+    """Return which entries are infinite, by a comparison, since compiled code for a CPU calls `isinf` for each entry."""
+    return node.abs() == math.inf
 
 
 def _depth() -> int:
