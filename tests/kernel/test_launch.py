@@ -52,7 +52,7 @@ def test_a_kind_of_call_is_compiled_once_and_then_launched_directly(program: Pro
         kernel[3,](tensor, 7, scale, size=16, num_warps=4)
     compiled.assert_called_once_with(tensor, 7, 0.5, size=16, num_warps=4)
     run = "direct", 3, 1, 1, ("stream", 0), "function", "metadata", None, None, None
-    assert program.calls == [(*run, tensor, 7, 1.5, 16), (*run, tensor, 7, 2.5, 16)]
+    assert program.calls == [(*run, tensor.data_ptr(), 7, scale, 16) for scale in (1.5, 2.5)]
 
 
 @pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
@@ -80,11 +80,21 @@ def test_what_a_program_depends_on_is_compiled_again(program: Program) -> None:
         (tensor[1:], 7, 0.5),
         ((tensor, tensor), 7, 0.5),
         ((tensor, tensor[1:]), 7, 0.5),
+        ((tensor,), 7, 0.5),
+        ((tensor, 1), 7, 0.5),
     ]
     calls = [partial(kernel[3,], *given, size=16) for given in kinds] + [partial(kernel[3,], *kinds[0], size=32)]
     for call in (*calls, *calls):
         call()
     assert compiled.call_count == len(calls) == len(program.calls)
+
+
+def test_a_launcher_is_given_the_addresses_of_tensors(program: Program) -> None:
+    kernel, _ = launched(program)
+    one, other = torch.zeros(64), torch.zeros(64)
+    for _ in range(2):
+        kernel[3,]((one, (other, None)), 7, 0.5, size=16)
+    assert program.calls[-1][-4:] == ((one.data_ptr(), (other.data_ptr(), None)), 7, 0.5, 16)
 
 
 def test_free_numbers_do_not_matter(program: Program) -> None:
@@ -111,11 +121,11 @@ def test_a_kept_program_is_launched_again_by_its_key_alone(program: Program) -> 
     tensor = torch.zeros(64)
     assert not kernel.again("key", tensor, 7, 0.5)
     kernel.keep("key", (3,), tensor, 7, 0.5, size=16)
-    assert kernel.again("key", tensor, 7, 1.5)
-    assert not kernel.again("other", tensor, 7, 1.5)
+    assert kernel.again("key", tensor.data_ptr(), 7, 1.5)
+    assert not kernel.again("other", tensor.data_ptr(), 7, 1.5)
     compiled.assert_called_once_with(tensor, 7, 0.5, size=16)
     run = "direct", 3, 1, 1, ("stream", 0), "function", "metadata", None, None, None
-    assert program.calls == [(*run, tensor, 7, 1.5, 16)]
+    assert program.calls == [(*run, tensor.data_ptr(), 7, 1.5, 16)]
     observed = mock.Mock(calls=[print])
     with mock.patch.object(launch.knobs.runtime, "launch_enter_hook", observed):
         assert not kernel.again("key", tensor, 7, 1.5)

@@ -47,7 +47,7 @@ def guard_(
     """Log a step and return the learning rates, which are zero for members with a loss or tensor that is not finite."""
     sizes = [tensor[0].numel() for tensor in tensors]
     blocks, members = sum(ceil_div(size, BLOCK) for size in sizes), len(loss)
-    finite = torch.empty((members, blocks), dtype=torch.int8, device=loss.device)
+    finite = loss.new_empty((members, blocks), dtype=torch.int8)
     _finite[blocks, members](tuple(tensor.contiguous() for tensor in tensors), tuple(sizes), finite, BLOCK=BLOCK)
     allowed = torch.empty_like(rate)
     _guard[members,](finite, loss.contiguous(), step, rate, sums, first_nonfinite, allowed, blocks, BLOCK=BLOCK)

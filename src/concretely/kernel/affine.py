@@ -85,7 +85,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, de
     (members, high, deep), wide = x.shape, weight.shape[1]
     x, weight, bias = rows(x), rows(weight.bfloat16() if product == "bfloat16" else weight), rows(bias)
     dtype = torch.bfloat16 if tanh and product == "bfloat16" else torch.float32
-    out = torch.empty((members, high, wide), dtype=dtype, device=x.device)
+    out = x.new_empty((members, high, wide), dtype=dtype)
     size = tile(high, wide, deep, members)
     grid = (ceil_div(high, size.high) * ceil_div(wide, size.wide), members)
     _affine[grid](
@@ -176,9 +176,9 @@ def gradients(
     """Return the gradients of the input (empty without `by_input`), the weight and the bias, by one launch."""
     (members, high, deep), wide = x.shape, weight.shape[1]
     by_out, x, weight, out = rows(by_out), rows(x), rows(weight), rows(out)
-    by_x = torch.empty((members, high if by_input else 0, deep), dtype=torch.float32, device=x.device)
-    by_weight = torch.empty((members, wide, deep), dtype=torch.float32, device=x.device)
-    by_bias = torch.empty((members, wide), dtype=torch.float32, device=x.device)
+    by_x = x.new_empty((members, high if by_input else 0, deep), dtype=torch.float32)
+    by_weight = x.new_empty((members, wide, deep), dtype=torch.float32)
+    by_bias = x.new_empty((members, wide), dtype=torch.float32)
     one, two = tile(high, deep, wide, members), tile(wide, deep, high, members)
     first = ceil_div(high, one.high) * ceil_div(deep, one.wide) if by_input else 0
     grid = (first + ceil_div(wide, two.high) * ceil_div(deep, two.wide), members)
@@ -217,7 +217,7 @@ def before_tanh(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor
     """Return the gradient of the input of tanh (empty without tanh), and that of the bias, its sum over rows."""
     members, high, wide = out.shape
     by_out, out = rows(by_out), rows(out)
-    by_total = torch.empty((members, high if tanh else 0, wide), dtype=out.dtype, device=out.device)
+    by_total = out.new_empty((members, high if tanh else 0, wide))
     columns, blocks = ceil_div(wide, SUMMED[1]), ceil_div(high, SUMMED[0])
     steps = max(ceil_div(blocks, max(1, SUMS // (columns * members))), min(blocks, STEPS))
     parts = ceil_div(blocks, steps)

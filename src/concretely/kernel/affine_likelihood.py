@@ -138,7 +138,7 @@ def _scale_rows(
 def scale_rows(pull: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Multiply rows of gradients and rows of states by the gradient `pull` of their log mass."""
     members, high, deep = state.shape
-    by_out, out = (torch.empty(state.shape, dtype=kind, device=state.device) for kind in (state.dtype, dtype))
+    by_out, out = (state.new_empty(state.shape, dtype=kind) for kind in (state.dtype, dtype))
     if out.numel():
         pull, by_state, state = rows(pull), rows(by_state), rows(state)
         tile = SCALED_ROWS, min(power(deep), 256)

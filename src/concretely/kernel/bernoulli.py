@@ -96,7 +96,7 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """Draw states; return them and their log masses, summed over rows of `length` units."""
     members, units = logits.shape
-    value = torch.empty(members, samples, units, dtype=torch.float32, device=logits.device)
+    value = logits.new_empty(members, samples, units, dtype=torch.float32)
     by_rows = binary.has_quarters(samples * units, length)
     log_mass = value.new_empty(members, samples, units // length if by_rows else units)
     if value.numel():
@@ -161,7 +161,7 @@ def _score_rows(
 def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor:
     """Return the log mass of given states, summed over rows of `length` units."""
     members, samples, units = value.shape
-    log_mass = torch.empty(members, samples, units // length, dtype=torch.float32, device=value.device)
+    log_mass = value.new_empty(members, samples, units // length, dtype=torch.float32)
     if value.numel():
         value, logits, own = rows(value), rows(logits), binary.scores(members, samples, units, length)
         given = value, logits, log_mass, *own.counts, value.stride(0), logits.stride(0)

@@ -24,7 +24,7 @@ def _unpack(packed, index, out, batch, width, columns, BLOCK: tl.constexpr):
 def unpack(packed: Tensor, index: Tensor, width: int) -> Tensor:
     """Return the bits of the indexed data points of every member as float32."""
     members, batch = index.shape
-    out = torch.empty((members, batch, width), dtype=torch.float32, device=packed.device)
+    out = packed.new_empty((members, batch, width), dtype=torch.float32)
     block = min(BLOCK, power(width))
     _unpack[batch, members](packed, index.contiguous(), out, batch, width, packed.shape[1], BLOCK=block)
     return out

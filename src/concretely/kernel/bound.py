@@ -53,7 +53,7 @@ def _bound(log_w, out, samples, batch, stride, SAMPLES: tl.constexpr, POINTS: tl
 def bound(log_w: Tensor, axis: int = 1) -> Tensor:
     """Return the logarithm of the mean weight over samples."""
     members, samples, batch = log_w.shape
-    out = torch.empty(members, batch, dtype=torch.float32, device=log_w.device)
+    out = log_w.new_empty(members, batch, dtype=torch.float32)
     log_w = rows(log_w)
     if out.numel():
         high = min(power(samples), SAMPLES)
@@ -86,7 +86,7 @@ def bound_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tens
     """Return the gradient of the log-weights: that of the bound times the share of each weight in the sum."""
     (by,), (log_w, _), (bound,) = by, inputs, outputs
     members, samples, batch = log_w.shape
-    out = torch.empty(members, samples, batch, dtype=torch.float32, device=log_w.device)
+    out = log_w.new_empty(members, samples, batch, dtype=torch.float32)
     log_w = rows(log_w)
     if out.numel():
         _backward[samples * ceil_div(batch, BLOCK), members](
@@ -168,7 +168,7 @@ def _losses(
     high = min(power(samples), SAMPLES)
     wide = min(power(batch), TILE // high)
     parts = ceil_div(batch, wide)
-    log_w = torch.empty(*shape, dtype=torch.float32, device=log_p[0].device)
+    log_w = log_p[0].new_empty(*shape, dtype=torch.float32)
     bounds = log_w.new_empty(*shape[:axis], *shape[axis + 1 :])
     out = log_w.new_empty(shape[:axis] if parts == 1 else (*shape[:axis], parts))
     signal = log_w if method == "none" else torch.empty_like(log_w)

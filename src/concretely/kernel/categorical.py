@@ -60,7 +60,7 @@ def draw(
     members, units, n = logits.shape
     total, logits, bits = samples * units, rows(logits), n.bit_length() - 1
     tile = draw_tile(members, total, n, length)
-    log_mass = torch.empty(members, samples, units // tile.length, dtype=torch.float32, device=logits.device)
+    log_mass = logits.new_empty(members, samples, units // tile.length, dtype=torch.float32)
     value = log_mass.new_empty(members, samples, units, bits if squash == "corner" else n)
     if log_mass.numel():
         _draw[tile.programs, members](
@@ -134,7 +134,7 @@ def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor
     members, samples, units, _ = value.shape
     n = logits.shape[-1]
     tile = score_tile(members, samples, units, n, length)
-    log_mass = torch.empty(members, samples, units // tile.length, dtype=torch.float32, device=value.device)
+    log_mass = value.new_empty(members, samples, units // tile.length, dtype=torch.float32)
     value, logits = rows(value), rows(logits)
     if log_mass.numel():
         _score[*tile.grid, members](

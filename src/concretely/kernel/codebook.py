@@ -164,7 +164,7 @@ def draw(
     the tokens are added. If `keeps`, the shares of the codes replace the logits.
     """
     tokens, n = logits.shape[-2:]
-    index = torch.empty(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+    index = logits.new_empty(logits.shape[:-1], dtype=torch.int64)
     total, quarter = index.numel(), ceil_div(n, 4)
     value = None if table is None else table.new_empty(total, table.shape[1])
     if total:
@@ -183,7 +183,7 @@ def draw(
 
 def noise(key: Tensor, first: int, groups: int, tokens: int, n: int) -> Tensor:
     """Return the Gumbel noise of tokens from `first` on, of shape (tokens, groups, codes)."""
-    out = torch.empty((tokens, groups, n), dtype=torch.float32, device=key.device)
+    out = key.new_empty((tokens, groups, n), dtype=torch.float32)
     total, quarter = tokens * groups, ceil_div(n, 4)
     if out.numel():
         _noise[ceil_div(total * quarter, 256),](
@@ -205,7 +205,7 @@ def pull(by: Tensor, shares: Tensor, temperature: float | Tensor) -> tuple[Tenso
     else:
         rows = max(min(1024 // width, power(ceil_div(tokens, 512))), 1)
         steps = max(ceil_div(tokens, 1024 * rows), min(4, ceil_div(tokens, 256 * rows)))
-    sums = torch.empty((groups, ceil_div(tokens, rows * steps), n), dtype=torch.float32, device=by.device)
+    sums = by.new_empty((groups, ceil_div(tokens, rows * steps), n), dtype=torch.float32)
     is_tensor = isinstance(temperature, Tensor)
     if sums.numel():
         _pull[sums.shape[1], groups](
@@ -224,7 +224,7 @@ def product(
     smaller than that of cuBLAS in float32 for sums of up to 16,384 terms. Longer sums were not compared.
     """
     (high, deep), wide = a.shape, b.shape[1]
-    out = torch.empty((high, wide), dtype=torch.float32, device=a.device) if out is None else out
+    out = a.new_empty((high, wide), dtype=torch.float32) if out is None else out
     b = b if b.stride(0) == 1 else b.mT.contiguous().mT  # the order in which tensor cores read TF32
     assert out.is_contiguous()
     if out.numel():

@@ -111,7 +111,7 @@ def _convolved(
     weight = _by_kind(weight, kinds) if transposed else weight.permute(0, 1, 3, 4, 2).contiguous()
     lines, taps = weight.shape[-3:-1]
     x, bias = rows(x), None if bias is None else rows(bias)
-    out = torch.empty((members, points, *size, outputs), dtype=torch.float32, device=x.device)
+    out = x.new_empty((members, points, *size, outputs), dtype=torch.float32)
     places = points * ceil_div(size[0], kinds) * ceil_div(size[1], kinds)
     deep = min(max(power(lines * taps * inputs), 16), DEEP)
     channels = 1 if outputs == 1 else min(max(power(outputs), 16), CHANNELS)

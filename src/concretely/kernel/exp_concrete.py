@@ -120,7 +120,7 @@ def _drawn(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return nodes, their squashed values, and log densities summed over rows of `length` units."""
     members, units, n = logits.shape
-    node = torch.empty(members, samples, units, n, dtype=torch.float32, device=logits.device)
+    node = logits.new_empty(members, samples, units, n, dtype=torch.float32)
     total, logits = samples * units, rows(logits)
     tile = draw_tile(members, total, n, length)
     value = node.new_empty(value_shape(node.shape, squash))
@@ -273,7 +273,7 @@ def _scored(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1, 
     """Return the log density of given nodes, summed over rows of `length` units."""
     members, samples, units, n = node.shape
     tile = score_tile(members, samples, units, n, length)
-    log_density = torch.empty(members, samples, units // tile.length, dtype=torch.float32, device=node.device)
+    log_density = node.new_empty(members, samples, units // tile.length, dtype=torch.float32)
     node, logits = rows(node), rows(logits)
     if log_density.numel():
         _score[*tile.grid, members](
@@ -330,7 +330,7 @@ def _gradients_of_score(
     """Return the gradients of the nodes and of the logits, the latter summed over samples (None if not needed)."""
     (pull,), (needs_node, needs_logits, *_), (node, logits, temperature, length) = by, needs, inputs
     members, samples, units, n = node.shape
-    by_node = torch.empty(node.shape if needs_node else 0, dtype=node.dtype, device=node.device)
+    by_node = node.new_empty(node.shape if needs_node else 0)
     if not node.numel():
         return by_node, torch.zeros_like(logits)
     tile = unit_tile(members, samples, units, n, least=nary.STEPS if needs_logits else 1)

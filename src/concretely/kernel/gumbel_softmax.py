@@ -58,25 +58,25 @@ def draw(logits: Tensor, temperature: float, key: tuple[int, int], *, hard: bool
     soft = torch.empty_like(logits)
     state = torch.empty_like(logits) if hard else soft
     n = logits.shape[-1]
-    total = logits.numel() // n
-    kind = hard, n, total, logits.dtype, logits.get_device(), logits.data_ptr() % 16
-    given = logits, soft, state, *key, 1 / temperature, total, quarter(total)
-    if total and not _draw.again(kind, *given):
+    total, start = logits.numel() // n, logits.data_ptr()
+    kind = hard, n, total, logits.dtype, logits.get_device(), start % 16
+    given = *key, 1 / temperature, total, quarter(total)
+    if total and not _draw.again(kind, start, soft.data_ptr(), state.data_ptr(), *given):
         tile = draw_tile(1, total, n, 1)
         constants = {"N": n, "HARD": hard, "ROWS": tile.units, "WIDTH": tile.width, "num_warps": tile.warps}
-        _draw.keep(kind, (tile.programs,), *given, **constants)
+        _draw.keep(kind, (tile.programs,), logits, soft, state, *given, **constants)
     return state, soft
 
 
 def pull(by: Tensor, soft: Tensor, temperature: float) -> Tensor:
     """Return the gradient of the logits, from that of the relaxed values."""
     by, out, n = by.contiguous(), torch.empty_like(soft), soft.shape[-1]
-    total = soft.numel() // n
-    kind = n, total, by.dtype, soft.dtype, soft.get_device(), by.data_ptr() % 16, soft.data_ptr() % 16
-    given = by, soft, out, 1 / temperature, total
-    if total and not _pull.again(kind, *given):
+    total, one, other = soft.numel() // n, by.data_ptr(), soft.data_ptr()
+    kind = n, total, by.dtype, soft.dtype, soft.get_device(), one % 16, other % 16
+    if total and not _pull.again(kind, one, other, out.data_ptr(), 1 / temperature, total):
         rows, width, warps = _pull_tile(total, n)
-        _pull.keep(kind, (ceil_div(total, rows),), *given, N=n, ROWS=rows, WIDTH=width, num_warps=warps)
+        constants = {"N": n, "ROWS": rows, "WIDTH": width, "num_warps": warps}
+        _pull.keep(kind, (ceil_div(total, rows),), by, soft, out, 1 / temperature, total, **constants)
     return out
 
 

@@ -1,6 +1,6 @@
 """Launch kernels without Triton's search for the compiled program, which takes longer than a small kernel runs."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,7 @@ class Launched:
         """Launch the program that was kept under a key, and return whether there is one.
 
         This takes less time than another call. The key must tell apart all kinds of calls, and the grid must follow
-        from it.
+        from it. Tensors are given by their addresses.
         """
         known = self._kept.get(key)
         if known is None or _is_observed():
@@ -45,7 +45,7 @@ class Launched:
     def keep(self, key: Hashable, grid: tuple[int, ...], *given: Any, **constants: Any) -> None:
         """Launch a program, and keep it under a key."""
         self._launch(grid, *given, **constants)
-        known = self._programs.get(self._kind(given, constants))
+        known = self._programs.get(self._kind(given, constants)[0])
         if known is not None:  # the interpreter has none
             if len(self._kept) == MANY:
                 self._kept.clear()
@@ -55,7 +55,7 @@ class Launched:
         return partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *given: Any, **constants: Any) -> None:
-        kind = self._kind(given, constants)
+        kind, passed = self._kind(given, constants)
         known = self._programs.get(kind)
         if known is None:
             self._compile(kind, grid, given, constants)
@@ -65,15 +65,14 @@ class Launched:
         if _is_observed():
             program[whole](*given, *rest)
         else:  # the same, without Triton's calls of profiler hooks
-            run(*whole, stream_of(device), function, metadata, None, None, None, *given, *rest)
+            run(*whole, stream_of(device), function, metadata, None, None, None, *passed, *rest)
 
-    def _kind(self, given: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the kind of a call."""
-        kinds = _kinds(given)
-        for place in self._free:
-            if type(given[place]) is int:
-                kinds[place] = int
-        return (*constants.items(), *kinds)
+    def _kind(self, given: tuple[Any, ...], constants: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]]:
+        """Return the kind of a call, and its arguments with addresses in place of tensors."""
+        kinds: list[Any] = [*constants, *constants.values()]
+        passed: list[Any] = []
+        _read(given, kinds, passed, self._free)
+        return tuple(kinds), passed
 
     def _compile(
         self, kind: tuple[Any, ...], grid: tuple[int, ...], given: tuple[Any, ...], constants: dict[str, Any]
@@ -99,17 +98,27 @@ def _is_observed() -> bool:
     return bool(getattr(before, "calls", before) or getattr(after, "calls", after))
 
 
-def _kinds(given: Sequence[Any]) -> list[Any]:
-    """Return the properties of arguments that the compiled program depends on, such as dtypes, but not floats."""
-    kinds: list[Any] = []
-    for argument in given:
+def _read(given: Sequence[Any], kinds: list[Any], passed: list[Any], free: Collection[int] = ()) -> None:
+    """Append what a compiled program depends on, such as dtypes, and arguments with addresses in place of tensors.
+
+    Launchers read an address in less time than a tensor. Its kind has the device, so that a first call, which gets
+    tensors, has refused those on a CPU.
+    """
+    for place, argument in enumerate(given):
         kind = type(argument)
         if kind is int:
-            kinds.append(argument)
+            kinds.append(int if place in free else argument)
         elif kind is Tensor or isinstance(argument, Tensor):
-            kinds.append((argument.dtype, argument.get_device(), argument.data_ptr() % 16))
+            address = argument.data_ptr()
+            kinds += argument.dtype, argument.get_device(), address % 16
+            passed.append(address)
+            continue
         elif kind is tuple:
-            kinds.append(tuple(_kinds(argument)))
+            inner: list[Any] = []
+            kinds += tuple, len(argument)
+            _read(argument, kinds, inner)
+            passed.append(tuple(inner))
+            continue
         else:
             kinds.append(kind if kind is float else argument)
-    return kinds
+        passed.append(argument)

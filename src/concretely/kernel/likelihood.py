@@ -56,7 +56,7 @@ def log_likelihood(logits: Tensor, bits: Tensor, axes: int = 1, members: int = 1
     shape, counts = by_bits(logits, bits, axes, members)
     if not logits.numel():
         return torch.zeros(shape, dtype=torch.float32, device=logits.device)
-    out = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    out = logits.new_empty(shape, dtype=torch.float32)
     given, strides = laid([logits, _bytes(bits)], members)
     grid, options = _tiling(*counts)
     _log_likelihood[grid](*given, out, *counts[1:], *strides, **options)
@@ -89,7 +89,7 @@ def log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> t
     """Return the gradient of the logits, computed from the probability of the other bit."""
     (by,), (logits, bits, axes, members) = by, inputs
     _, counts = by_bits(logits, bits, axes, members)
-    by_logits = torch.empty(*logits.shape, dtype=logits.dtype, device=logits.device)
+    by_logits = logits.new_empty(*logits.shape)
     if logits.numel():
         (by, steps), (given, strides) = strided(by, *counts[:3]), laid([logits, _bytes(bits)], members)
         grid, options = _tiling(*counts)

@@ -99,7 +99,7 @@ def draw(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return nodes, their squashed values, and log densities summed over rows of `length` units."""
     members, units = logits.shape
-    node = torch.empty(members, samples, units, dtype=torch.float32, device=logits.device)
+    node = logits.new_empty(members, samples, units, dtype=torch.float32)
     value = torch.empty_like(node) if squash != "none" else node.new_empty(members, 0)
     by_rows = binary.has_quarters(samples * units, length)
     log_density = node.new_empty(members, samples, units // length if by_rows else units)
@@ -221,7 +221,7 @@ def _score_rows(
 def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) -> Tensor:
     """Return the log density of given nodes, summed over rows of `length` units."""
     members, samples, units = node.shape
-    log_density = torch.empty(members, samples, units // length, dtype=torch.float32, device=node.device)
+    log_density = node.new_empty(members, samples, units // length, dtype=torch.float32)
     if node.numel():
         node, logits, own = rows(node), rows(logits), binary.scores(members, samples, units, length)
         given = node, logits, temperature, log_density, *own.counts
@@ -272,7 +272,7 @@ def score_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tens
     if not node.numel():
         return torch.empty_like(node), torch.zeros_like(logits)
     node, logits, tile = rows(node), rows(logits), binary.tiling(members, samples, units, sums=needs_logits)
-    by_node = torch.empty(members, samples, units if needs_node else 0, dtype=node.dtype, device=node.device)
+    by_node = node.new_empty(members, samples, units if needs_node else 0)
     by_logits = partial_sums(tile.parts, (members, units), node, dtype) if needs_logits else by_node
     _score_backward[tile.grid](
         pull, node, logits, temperature, by_node, by_logits, units, samples, tile.parts, tile.steps,

@@ -115,7 +115,7 @@ def _polynomial(
 def polynomial(gram: Tensor, coefficients: tuple[float, float, float], precision: str) -> Tensor:
     """Return the factor by which one round of Muon multiplies a matrix M, from its Gram matrix M Mᵀ."""
     count, size, _ = gram.shape
-    gram, out = gram.contiguous(), torch.empty(gram.shape, dtype=torch.float32, device=gram.device)
+    gram, out = gram.contiguous(), gram.new_empty(gram.shape, dtype=torch.float32)
     (a, b, c), own = coefficients, tile(size, size, size, count)
     _polynomial[ceil_div(size, own.high) * ceil_div(size, own.wide), count](
         gram, out, size, A=a, B=b, C=c,

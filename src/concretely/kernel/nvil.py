@@ -48,9 +48,7 @@ def normalize(
     """Return the normalised signal, and the updated running mean and variance."""
     members, size = len(signal), signal[0].numel()
     signal = rows(signal)
-    out, means, variances = (
-        torch.empty(shape, dtype=torch.float32, device=signal.device) for shape in (signal.shape, members, members)
-    )
+    out, means, variances = (signal.new_empty(shape, dtype=torch.float32) for shape in (signal.shape, members, members))
     block = min(power(size), BLOCK)
     _normalize[members,](
         signal, mean, variance, out, means, variances, size, rate, signal.stride(0), mean.stride(0), variance.stride(0),

@@ -117,7 +117,7 @@ def quarter(count: int) -> int:
 
 def fractions(key: Tensor, count: int, dtype: torch.dtype, signed: bool) -> Tensor:
     """Return random fractions for every key. Only float32 is supported."""
-    out = torch.empty((len(key), count), dtype=torch.float32, device=key.device)
+    out = key.new_empty((len(key), count), dtype=torch.float32)
     places = quarter(count)
     if out.numel():
         grid = (ceil_div(places, BLOCK), len(key))
@@ -142,7 +142,7 @@ def window_fractions(
     key: Tensor, count: int, dtype: torch.dtype, signed: bool, blocks: int, first: int, size: int, stride: int
 ) -> Tensor:
     """Return the fractions at the places of a window for every key. Only float32 is supported."""
-    out = torch.empty((len(key), count), dtype=torch.float32, device=key.device)
+    out = key.new_empty((len(key), count), dtype=torch.float32)
     places = quarter(blocks * stride)
     if out.numel():
         grid = (ceil_div(count, BLOCK), len(key))

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 import triton.language as tl
 from torch import Tensor
 
@@ -52,7 +51,7 @@ def _correlate(by, factor, out, columns, bys, factors, width, ROWS: tl.constexpr
 
 def _launch(kernel: Any, one: Tensor, other: Tensor, width: int) -> Tensor:
     members, _, columns = one.shape
-    out = torch.empty((members, width, columns), dtype=one.dtype, device=one.device)
+    out = one.new_empty((members, width, columns))
     if out.numel():
         block = min(power(width), ROWS)
         kernel[ceil_div(columns, BLOCK), ceil_div(width, block), members](

@@ -32,12 +32,12 @@ def _choose(
 def choose(logits: Tensor, noise: Tensor, k: int) -> Tensor:
     """Return the subsets that noise selects, as vectors of k ones and zeros."""
     members, samples, units, _, n = noise.shape
-    value = torch.empty((members, samples, units, n), dtype=logits.dtype, device=logits.device)
+    value = logits.new_empty((members, samples, units, n))
     if value.numel():
         rows = members * samples * units
         tree = parts.tree_of(rows, n, k)
         trees = parts.room(tree, logits.device)
-        chosen = torch.empty((tree.programs, 2 * n), dtype=torch.int32, device=logits.device)
+        chosen = logits.new_empty((tree.programs, 2 * n), dtype=torch.int32)
         _choose[tree.programs,](
             logits.contiguous(), noise.contiguous(), value, trees, chosen,
             rows, units, samples * units, n, k, tree.levels, tree.size,

@@ -76,13 +76,13 @@ def _pull(
 def relax(logits: Tensor, temperature: Tensor, noise: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the relaxed values that noise leads to, and their slopes by their own scores divided by temperature."""
     members, samples, units, _, n = noise.shape
-    value = torch.empty((members, samples, units, n), dtype=logits.dtype, device=logits.device)
-    slope = torch.empty(value.shape, dtype=torch.float32, device=logits.device)
+    value = logits.new_empty((members, samples, units, n))
+    slope = logits.new_empty(value.shape, dtype=torch.float32)
     if value.numel():
         rows = members * samples * units
         tree = parts.tree_of(rows, n, k)
         trees = parts.room(tree, logits.device)
-        chosen = torch.empty((tree.programs, 2 * n), dtype=torch.int32, device=logits.device)
+        chosen = logits.new_empty((tree.programs, 2 * n), dtype=torch.int32)
         _relax[tree.programs,](
             logits.contiguous(), temperature.contiguous(), noise.contiguous(), value, slope, trees, chosen,
             rows, units, samples * units, n, k, tree.levels, tree.size,
@@ -102,7 +102,7 @@ def relax_backward(
     members, samples, units, n = slope.shape
     most = torch.finfo(logits.dtype).max if logits.dtype == torch.float16 else 0.0
     # the sum over samples is rounded once
-    out = torch.empty(slope.shape, dtype=torch.float64 if samples > 1 else logits.dtype, device=logits.device)
+    out = slope.new_empty(slope.shape, dtype=torch.float64 if samples > 1 else logits.dtype)
     if out.numel():
         rows, width = members * samples * units, power(n)
         block = min(max(512 // width, 1), power(rows))

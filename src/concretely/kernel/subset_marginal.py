@@ -45,7 +45,7 @@ def _include(
 
 
 def _launch(logits: Tensor, by: Tensor | None, k: int) -> Tensor:
-    out = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
+    out = logits.new_empty(logits.shape, dtype=torch.float64)
     if out.numel():
         n = logits.shape[-1]
         rows = logits.numel() // n

@@ -58,7 +58,7 @@ def _vimco(log_w, out, sums, samples, batch, stride, GEOMETRIC: tl.constexpr, BL
 def vimco(log_w: Tensor, mean: str, axis: int = 1) -> Tensor:
     """Return, for every sample, the bound minus the bound with its weight replaced by a mean of the others."""
     members, samples, batch = by_sample(log_w.shape, axis)
-    out, sums = (torch.empty(*log_w.shape, dtype=torch.float32, device=log_w.device) for _ in range(2))
+    out, sums = (log_w.new_empty(*log_w.shape, dtype=torch.float32) for _ in range(2))
     (log_w,), (stride,) = laid([log_w], axis)
     if out.numel():
         grid = (ceil_div(batch, BLOCK), members)
