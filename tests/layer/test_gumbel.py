@@ -110,6 +110,16 @@ def test_the_argmax_is_a_draw_of_the_categorical_variable(rows: int, tau: float)
         assert_frequency(int(hits), of=rows * repeats, probability=probability)
 
 
+@DTYPES
+def test_a_gradient_does_not_change_the_category(dtype: torch.dtype) -> None:
+    logits = torch.full((2000, 1000), -0.0155).to(dtype)
+    logits[:, 0] = 7.0  # beside it, half precision would round the other logits
+    drawn = [
+        c.gumbel_softmax(given, hard=True, generator=seeded()) for given in (logits, logits.clone().requires_grad_())
+    ]
+    assert torch.equal(*drawn)
+
+
 @SIZES
 @pytest.mark.parametrize("tau", [20.0, 1e6, 1e20, 1e300, torch.tensor(1e8)], ids=str)
 def test_the_temperature_does_not_change_the_category(rows: int, tau: float | Tensor) -> None:
@@ -234,11 +244,11 @@ def test_bad_input_is_refused_with_a_sentence(change: dict[str, object], sentenc
         c.gumbel_softmax(**given)
 
 
-@grid(name=list(DRAWS), rows=[50, 5000])
+@grid(name=list(DRAWS), rows=[50, 5000], dtype=[torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.unchecked
-def test_they_work_compiled_vmapped_and_under_autocast(name: str, rows: int) -> None:
+def test_they_work_compiled_vmapped_and_under_autocast(name: str, rows: int, dtype: torch.dtype) -> None:
     draw = DRAWS[name]
-    logits = torch.randn(rows, 4, requires_grad=True)
+    logits = torch.randn(rows, 4, dtype=dtype, requires_grad=True)
     compiled = torch.compile(draw, backend="aot_eager", fullgraph=True)(logits)
     mapped = torch.vmap(draw, randomness="different")(logits)
     with torch.autocast("cpu", dtype=torch.bfloat16):
