@@ -56,6 +56,17 @@ def test_compiled_loss_and_gradient_have_the_law_of_the_plain_ones(estimator: c.
     assert (deviation[0] * math.sqrt(len(plain))).item() > 1e-3
 
 
+@pytest.mark.unchecked
+@pytest.mark.parametrize("notation", ["2H~3V", "4H:4-3V"])
+def test_a_compiled_enumeration_is_the_plain_one(notation: str) -> None:
+    model = model_of(0, notation)
+    loss, parameters = Loss(model, c.Exact(), samples=2, objective=c.bound), list(model.parameters())
+    values = [function(X) for function in (torch.compile(loss, fullgraph=True, backend="aot_eager"), loss)]
+    slopes = [torch.autograd.grad(value, parameters, allow_unused=True) for value in values]
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(*slopes)
+
+
 @each_estimator
 @pytest.mark.parametrize("notation", ["2H~3V", "2H~1H-3V", "4H:4-3V"])
 def test_ensemble_is_an_axis_of_the_parameters(estimator: c.Estimator, notation: str) -> None:

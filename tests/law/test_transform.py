@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Never
 from unittest import mock
 
@@ -46,6 +47,15 @@ def test_variable_is_one_graph_under_compile(case: Case) -> None:
         torch.testing.assert_close(log_prob, scored, rtol=1e-4, atol=1e-4)
     (gradient,) = torch.autograd.grad(value.sum() + scored.sum(), logits)
     assert gradient.isfinite().all()
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("case", TRACED[:3], ids=lambda case: case.name)
+def test_variable_is_one_graph_in_float16(case: Case) -> None:
+    logits = case.logits(case.determined, batch=(5,), dtype=torch.float16).requires_grad_()
+    value, log_prob, scored = torch.compile(partial(drawn, case), fullgraph=True, backend="aot_eager")(logits)
+    assert {value.dtype, log_prob.dtype, scored.dtype} == {torch.float16}
+    assert torch.autograd.grad(value.sum() + scored.sum(), logits)[0].isfinite().all()
 
 
 @pytest.mark.unchecked

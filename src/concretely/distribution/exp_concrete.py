@@ -42,7 +42,7 @@ class ExpConcrete(Node):
     def entropy(self) -> Float[Tensor, "*batch"]:
         """Return the differential entropy, which does not depend on the logits."""
         n = self.event_shape[0]
-        harmonic = math.fsum(1 / k for k in range(1, n))
+        harmonic = math.fsum([1 / k for k in range(1, n)])
         return self._filled(
             n * harmonic - math.lgamma(n) - (n - 1) * log_temperature(self._batch_temperature, self.logits)
         )

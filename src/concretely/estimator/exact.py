@@ -22,7 +22,7 @@ class Exact:
     """The exact expectation over all joint states of all samples.
 
     Approximates: nothing; the gradient is exact.
-    With: every joint state of the graph, for every sample.
+    With: every joint state of the graph, for every sample, in evaluation mode unless the program is compiled.
     Requires: at most 2²⁰ joint states.
     Bias: none, and no variance.
     """

@@ -88,10 +88,7 @@ class _Saturate(torch.autograd.Function):
 
     @staticmethod
     def forward(value: Tensor, dtype: torch.dtype) -> Tensor:
-        if dtype.itemsize < value.dtype.itemsize:
-            edge = torch.finfo(dtype).max
-            value = torch.where(value.isinf(), value, value.clamp(-edge, edge))  # infinities stay
-        return value.to(dtype)
+        return _saturated(value, dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
@@ -106,12 +103,33 @@ class _Saturate(torch.autograd.Function):
         return cast(tangent, ctx.target)
 
 
+class _CompiledSaturate(torch.autograd.Function):
+    """The same for compilers, which do not trace a function with a tangent."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = value.dtype
+        return _saturated(value, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, None]:
+        return cast(grad[0], ctx.dtype), None
+
+
+def _saturated(value: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype.itemsize < value.dtype.itemsize:
+        edge = torch.finfo(dtype).max
+        value = torch.where(value.isinf(), value, value.clamp(-edge, edge))  # infinities stay
+    return value.to(dtype)
+
+
 def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a tensor to a dtype. Conversions from and to float16 clamp finite numbers, so that none overflows."""
     if value.dtype == dtype:
         return value
     if torch.float16 in (value.dtype, dtype):
-        saturated: Tensor = _Saturate.apply(value, dtype)  # type: ignore[no-untyped-call]
+        function = _CompiledSaturate if torch.compiler.is_compiling() else _Saturate
+        saturated: Tensor = function.apply(value, dtype)  # type: ignore[no-untyped-call]
         return saturated
     return value.to(dtype)
 

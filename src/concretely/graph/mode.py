@@ -238,7 +238,7 @@ class Enumerate(Mode):
     @property
     def samples(self) -> int | None:
         """Return the number of joint states."""
-        return None if self.shapes is None else math.prod(shape.states for shape in self.shapes.values())
+        return None if self.shapes is None else math.prod([shape.states for shape in self.shapes.values()])
 
     def draw(self, request: Request) -> Drawn:
         """Return the states of a node, one for each joint state."""
@@ -248,11 +248,11 @@ class Enumerate(Mode):
         unit_shape, categories = self.shapes[request.name]
         later = list(self.shapes)[list(self.shapes).index(request.name) + 1 :]
         joint = torch.arange(self.samples or 0, device=distribution.logits.device)
-        joint = joint // math.prod(self.shapes[other].states for other in later)
+        joint = joint // math.prod([self.shapes[other].states for other in later])
         unit = torch.arange(unit_shape.numel() - 1, -1, -1, device=joint.device)
         state = joint.unsqueeze(-1) // categories**unit % categories
         support = distribution.enumerate_support(expand=False).reshape(categories, *distribution.event_shape)
-        value = support[state].view(-1, *(1 for _ in rows.batch_shape), *unit_shape, *distribution.event_shape)
+        value = support[state].view(-1, *(1,) * len(rows.batch_shape), *unit_shape, *distribution.event_shape)
         value = value.expand(-1, *rows.batch_shape, *unit_shape, *distribution.event_shape)
         return _given(self, request, rows.fold(value))
 
@@ -376,7 +376,8 @@ def _require_positive(temperature: Temperatures) -> None:
     for name, entry in by_name.items():
         place = f" at node {name!r}" if name else ""
         if isinstance(entry, Tensor):
-            positive = None if is_hidden(entry) else bool_or_none(((entry > 0) & (entry < math.inf)).all())
+            is_read = not entry.is_cuda and not is_hidden(entry)  # reading it would wait for a GPU
+            positive = bool_or_none(((entry > 0) & (entry < math.inf)).all()) if is_read else None
         elif isinstance(entry, Real) and not isinstance(entry, bool):
             positive = 0 < entry < math.inf
         else:

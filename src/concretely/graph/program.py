@@ -14,6 +14,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
@@ -41,8 +42,12 @@ _EVALUATED_LOCK = Lock()
 def eval_mode(program: Program) -> Iterator[None]:
     """Put the modules of a program into evaluation mode, so that a run updates no buffers.
 
-    Threads may overlap: the last one to leave restores the original mode.
+    Threads may overlap: the last one to leave restores the original mode. In a compiled program, modules keep their
+    mode.
     """
+    if torch.compiler.is_compiling():  # it cannot trace the search for modules
+        yield
+        return
     parts = (part for _, part in variables(program) if isinstance(part, nn.Module))
     modules = list(dict.fromkeys(module for part in parts for module in part.modules()))
     with _EVALUATED_LOCK:

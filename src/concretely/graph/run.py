@@ -1,7 +1,6 @@
 """Run stochastic graphs."""
 
 import re
-from contextlib import nullcontext
 from functools import partial
 from traceback import walk_tb
 from typing import Any
@@ -163,8 +162,7 @@ def _structure(program: Program, inputs: tuple[Any, ...], batch_shape: Size) -> 
         shapes[name] = Shape(shape[len(batch_shape) :], distribution.states)
         return distribution.mode
 
-    # torch.compile cannot trace eval_mode
-    with nullcontext() if torch.compiler.is_compiling() else eval_mode(program), torch.no_grad():
+    with eval_mode(program), torch.no_grad():
         program(draw, *inputs)
     return shapes
 

@@ -150,9 +150,10 @@ def _temperature(tau: Any, logits: Tensor, dim: int) -> Temperature:
 def _positive(tau: Any, dtype: torch.dtype) -> Temperature:
     least = LEAST[compute_dtype(dtype)]
     if isinstance(tau, Tensor) and tau.is_floating_point():
-        holds = ((tau >= least) | (tau == 0)) & (tau < math.inf)
-        if not tau.is_cuda and bool_or_none(holds.all()) is False:
-            raise _wrong(tau[~holds].flatten()[0].item(), least)
+        if not tau.is_cuda:  # reading it would wait for a GPU
+            holds = ((tau >= least) | (tau == 0)) & (tau < math.inf)
+            if bool_or_none(holds.all()) is False:
+                raise _wrong(tau[~holds].flatten()[0].item(), least)
         return tau
     if isinstance(tau, bool | Tensor) or not isinstance(tau, (Real, torch.SymFloat)):
         got = tau.dtype if isinstance(tau, Tensor) else type(tau).__name__

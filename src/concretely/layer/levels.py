@@ -133,9 +133,9 @@ class Levels(Layer):
         """Return the outputs for numbers of codes."""
         most = self.codes - 1
         if not isinstance(indices, Tensor) or indices.is_floating_point():
-            found = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
-            raise TypeError(f"indices must be a tensor of whole numbers, got {found}")
-        if bool_or_none(((indices >= 0) & (indices <= most)).all()) is False:
+            got = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
+            raise TypeError(f"indices must be a tensor of whole numbers, got {got}")
+        if not indices.is_cuda and bool_or_none(((indices >= 0) & (indices <= most)).all()) is False:
             raise ValueError(f"indices must lie between 0 and {most}, got {indices.min()} to {indices.max()}")
         dtype = next((each.dtype for each in self.parameters()), torch.float32)
         grid = self._grid

@@ -147,7 +147,7 @@ def sinkhorn(
 def _of_matrices(temperature: Temperature, scores: Tensor) -> Temperature:
     """Return a temperature with the axes of matrices; raise unless it is positive, and one number for each matrix."""
     is_zero = temperature == 0
-    if bool_or_none(is_zero.any()) if isinstance(is_zero, Tensor) else is_zero:
+    if not is_zero.is_cuda and bool_or_none(is_zero.any()) if isinstance(is_zero, Tensor) else is_zero:
         raise ValueError("temperature must be positive, got 0: use Permute in evaluation mode for the limit")
     if not isinstance(temperature, Tensor) or not temperature.dim():
         return temperature
