@@ -147,7 +147,7 @@ def log_weights(
         return LogWeights({name: p[name].log_prob for name in p.observed}, p, q, divides=False)
     terms = dict(p.log_prob) if not analytic else {}
     for name in p if analytic else ():
-        terms[name] = -divergence(p, q, name) if name in q.latent else p[name].log_prob
+        terms[name] = -divergence(p, q, name, exact=True) if name in q.latent else p[name].log_prob
     if not target.is_weighted:
         return LogWeights(terms, p, q, divides=not analytic)
     weight = target.kl_weight
@@ -160,16 +160,18 @@ def is_pathwise(distribution: Distribution) -> bool:
     return not isinstance(distribution, DiscreteVariable) and bool(distribution.has_rsample)
 
 
-def divergence(p: Trace, q: Trace, name: str) -> Tensor:
+def divergence(p: Trace, q: Trace, name: str, *, exact: bool = False) -> Tensor:
     """Return KL(q || p) at a node, summed over its units, for every sample and data point.
 
-    At a continuous node without a known formula, it is estimated by log q - log p of the drawn value.
+    Where no formula is known, it is estimated by log q - log p of the drawn value; with `exact`, only at a continuous
+    node.
     """
-    if isinstance(q[name].distribution, DiscreteVariable):
-        return _exact_divergence(p, q, name, discrete_kl)
+    is_discrete = isinstance(q[name].distribution, DiscreteVariable)
     try:
-        return _exact_divergence(p, q, name, kl_divergence)
-    except (NotImplementedError, TypeError, ValueError):  # no formula, or rows that cannot be split
+        return _exact_divergence(p, q, name, discrete_kl if is_discrete else kl_divergence)
+    except (NotImplementedError, TypeError, ValueError) as error:  # no formula, or rows that cannot be split
+        if is_discrete and (exact or not isinstance(error, NotImplementedError)):
+            raise
         return q[name].log_prob - p[name].log_prob
 
 

@@ -113,9 +113,12 @@ def printable(text: str) -> str:
     )
 
 
-def is_loose(effective_sample_size: float | None) -> bool:
-    """Return whether a likelihood is loose, given its mean effective sample size; False if that is unknown."""
-    return effective_sample_size is not None and effective_sample_size < LOOSE
+def is_loose(effective_sample_size: float | None, samples: int) -> bool:
+    """Return whether a likelihood is loose, given its mean effective sample size; False if that is unknown.
+
+    It is not loose if nearly all samples count, however few there are.
+    """
+    return effective_sample_size is not None and effective_sample_size < min(LOOSE, 0.9 * samples)
 
 
 def format_effective(effective_sample_size: float) -> str:
@@ -127,11 +130,11 @@ def format_effective(effective_sample_size: float) -> str:
     return f"{effective_sample_size:,.{0 if effective_sample_size >= LOOSE else 1}f}"
 
 
-def explain_loose(effective_sample_size: float | None) -> str:
+def explain_loose(effective_sample_size: float | None, samples: int) -> str:
     """Return a sentence about a likelihood if it is loose, else nothing.
 
-    >>> explain_loose(3.2), explain_loose(10)
-    ('The NLL would fall with more samples: the mean effective sample size is below 10.', '')
+    >>> explain_loose(3.2, 50), explain_loose(10, 50), explain_loose(4.9, 5)
+    ('The NLL would fall with more samples: the mean effective sample size is below 10.', '', '')
     """
     sentence = f"The NLL would fall with more samples: the mean effective sample size is below {LOOSE}."
-    return sentence if is_loose(effective_sample_size) else ""
+    return sentence if is_loose(effective_sample_size, samples) else ""

@@ -219,6 +219,7 @@ def test_tasks_that_were_interrupted_keep_what_is_finished(tmp_path: Path, monke
     ("arguments", "sentence"),
     [
         (["--estimators", "rloo"], "notation or run must be given, or --tasks, got None"),
+        (["gate,rnn"], "study must be given --tasks to train on tasks, got 'gate,rnn'"),
         (["6H-64V", "--seeds", "2"], "seeds must be left out without --tasks, got 2"),
         (["6H-64V", "--steps", "2"], "steps must be left out without --tasks, got 2"),
         (["--tasks", "gate", "--repeats", "9"], "repeats must be left out with --tasks, got 9"),

@@ -127,8 +127,23 @@ def test_pathwise_estimators_train_a_permutation() -> None:
         (gradient,) = torch.autograd.grad(loss, logits)
         assert (gradient[target == 1] < 0).all()
     for estimator in (c.RLOO(), c.StraightThrough(), c.Exact()):
-        with pytest.raises(NotImplementedError, match=r"^Permutation has no .* in closed form: use an estimator that"):
+        with pytest.raises(NotImplementedError, match=r"^Permutation has no .* in closed form: draw it in a program"):
             c.estimate(program, torch.zeros(2, 1), estimator=estimator, samples=1 if estimator == c.Exact() else 2)
+
+
+def test_a_model_of_permutations_has_only_the_kl_between_densities() -> None:
+    logits = torch.nn.Parameter(torch.zeros(3, 3))
+
+    def p(draw: c.Draw, x: Tensor) -> None:
+        order = draw("order", c.Permutation(logits=torch.zeros(len(x), 3, 3)))
+        draw("x", c.Bernoulli(logits=order.sum(-1)), observed=x)
+
+    model = c.Model(p, lambda draw, x: draw("order", c.Permutation(logits=logits.expand(len(x), 3, 3))))
+    estimate = c.estimate(model, torch.ones(4, 3), estimator=c.Pathwise(temperature=0.5), samples=2)
+    q, p_trace = estimate.posterior["order"], estimate.trace["order"]
+    torch.testing.assert_close(estimate.kl["order"], (q.log_prob - p_trace.log_prob).detach().mean(0))
+    with pytest.raises(NotImplementedError, match=r"^no KL between Permutation variables is known .* Pathwise\(temp"):
+        c.estimate(model, torch.ones(4, 3), estimator=c.Pathwise())
 
 
 @pytest.mark.unchecked
@@ -170,7 +185,7 @@ def test_infinite_logits_and_values_without_a_node_are_refused() -> None:
         ValueError, match=r"^a permutation must have at most 2\^20 states to be enumerated, got 3628800$"
     ):
         c.Permutation(logits=torch.zeros(10, 10)).enumerate_support()
-    with pytest.raises(NotImplementedError, match=r"^Permutation has no entropy in closed form: use an estimator"):
+    with pytest.raises(NotImplementedError, match=r"^Permutation has no entropy in closed form: draw it in"):
         c.Permutation(logits=torch.zeros(2, 2)).entropy()
 
 

@@ -339,6 +339,13 @@ def test_a_loose_result_says_so(effective: float, is_loose: bool) -> None:
     assert text.endswith(end)
 
 
+def test_a_result_from_few_samples_that_all_count_is_not_loose() -> None:
+    result = result_of(-92.0, -91.0, samples=9)
+    for effective, is_loose in ((8.9, False), (6.0, True)):
+        sizes = torch.full_like(result.effective_sample_size, effective)
+        assert ("more samples" in str(replace(result, effective_sample_size=sizes))) == is_loose
+
+
 def test_standard_error_of_a_single_data_point_is_infinite() -> None:
     assert result_of(-92.0).standard_error == math.inf
     assert str(result_of(-92.0)).startswith("NLL 92.00 ± inf (")

@@ -23,13 +23,16 @@ def with_prior(prior: Any) -> c.Model:
     ("prior", "found"),
     [
         (Normal(torch.zeros(1), 1.0), "Normal with event shape ()"),
-        (torch.distributions.Bernoulli(logits=torch.zeros(1), validate_args=False), "Bernoulli with event shape ()"),
+        (
+            torch.distributions.Bernoulli(logits=torch.zeros(1), validate_args=False),
+            "Bernoulli of torch.distributions.bernoulli with event shape ()",
+        ),
         (c.OneHotCategorical(logits=torch.zeros(1, 2)), "OneHotCategorical with event shape (2,)"),
     ],
 )
 @pytest.mark.parametrize("estimator", [c.Pathwise(0.5), c.Reinforce()])
 def test_a_node_must_be_the_same_kind_of_mass_in_p_and_in_q(estimator: c.Estimator, prior: Any, found: str) -> None:
-    with pytest.raises(ValueError, match="node 'z' is a Bernoulli in q and must be the same in p, got") as error:
+    with pytest.raises(ValueError, match=r"node 'z' is a Bernoulli.* in q and must be the same in p, got") as error:
         c.estimate(with_prior(prior), torch.zeros(4, 1), estimator=estimator)
     assert str(error.value).endswith(f"got {found}")
 

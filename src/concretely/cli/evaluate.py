@@ -92,7 +92,7 @@ def evaluate(
             metric, kind = scoring.score_metric(score), scoring.score_name(score, split).rpartition("_")[2]
             content = {**about, "step": past.chosen, "split": split, kind: metric.pop("value"), **metric, **others}
             terminal.show_text(json.dumps(finite_or_none(content)))
-            if sentence := explain_loose(content.get("effective_sample_size")):
+            if sentence := explain_loose(content.get("effective_sample_size"), samples=content.get("samples", 0)):
                 terminal.remark(sentence)
         else:
             terminal.show_text(f"{split} {score}")

@@ -45,7 +45,10 @@ def study(
     ] = None,
     estimators: Annotated[
         str | None,
-        option(f"Estimators, separated by commas: {', '.join(ESTIMATORS)}.", f"{COMPARED}; with --tasks, all"),
+        option(
+            f"Estimators, separated by commas: {', '.join(ESTIMATORS)}. --tasks has pathwise, not logistic-normal.",
+            f"{COMPARED}; with --tasks, all",
+        ),
     ] = None,
     *,
     tasks: Annotated[
@@ -111,6 +114,7 @@ def _study_gradients(
     device = select_device(device_name)
 
     from ..experiment.estimator_study import estimator_recipes, study_estimators, study_own
+    from ..experiment.task import TASKS
     from ..file import writable_dir
     from ..model import Model
     from ..report.dotplot import draw_study
@@ -123,6 +127,8 @@ def _study_gradients(
         fail(f"{must}, got the builder of a model; {todo}")
     names = COMPARED.split(",") if wished is None else wished
     folder, step, result = Path(notation_or_run), 0, None
+    is_task = not folder.exists() and set(notation_or_run.split(",")) <= set(TASKS)
+    require(not is_task, "study", "be given --tasks to train on tasks", notation_or_run)
     recipes: Any = {}
     with report_errors():
         if os.sep in notation_or_run or folder.exists():

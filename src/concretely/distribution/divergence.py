@@ -119,7 +119,12 @@ def discrete_kl(p: DiscreteVariable, q: DiscreteVariable) -> Tensor:
         if isinstance(p, family) and isinstance(q, family):
             divergence: Tensor = formula(p, q)
             return divergence
-    raise TypeError(f"p and q must be of the same class, got {type(p).__name__} and {type(q).__name__}")
+    if type(p) is not type(q):
+        raise TypeError(f"p and q must be of the same class, got {type(p).__name__} and {type(q).__name__}")
+    raise NotImplementedError(
+        f"no KL between {type(p).__name__} variables is known in closed form: use Pathwise(temperature), whose KL is "
+        "between densities"
+    )
 
 
 @register_kl(Logistic, Logistic)

@@ -38,7 +38,8 @@ class Permutation(DiscreteVariable):
     $$X = \operatorname{argmax}_{X \text{ a permutation}} \sum_{ij} X_{ij} (\log α_{ij} + G_{ij})$$
 
     This law, called Gumbel-Matching, has neither a log probability nor a mean in closed form. Estimators that need one
-    raise an error; `Pathwise` and `StraightThroughGumbelSoftmax` need none. Matching needs scipy.
+    raise an error. For a program, `Pathwise` and `StraightThroughGumbelSoftmax` need none; for a model with q, only
+    `Pathwise` with a temperature does. Matching needs scipy.
     See [mena2018learning], section 4.
 
     >>> Permutation(logits=torch.tensor([[0.0, 1e4], [0.0, 0.0]])).sample()
@@ -99,8 +100,8 @@ class Permutation(DiscreteVariable):
 
     def _unknown(self, what: str) -> NotImplementedError:
         return NotImplementedError(
-            f"Permutation has no {what} in closed form: use an estimator that differentiates relaxed draws, such as "
-            "Pathwise()"
+            f"Permutation has no {what} in closed form: draw it in a program that returns a cost, and use "
+            "Pathwise(temperature)"
         )
 
     @property

@@ -88,7 +88,7 @@ class Likelihood:
             f"NLL {self.nll:.2f} ± {self.standard_error:.2f} ({self.samples:,} sample{'s' * (self.samples > 1)}{some}, "
             f"mean effective sample size {format_effective(effective)}, {self.seconds:.1f} s)"
         )
-        return f"{text}. {loose}" if (loose := explain_loose(effective)) else text
+        return f"{text}. {loose}" if (loose := explain_loose(effective, self.samples)) else text
 
 
 @overload

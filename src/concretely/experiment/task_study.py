@@ -277,7 +277,7 @@ def read_study(path: Path) -> TaskStudy:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return dict(read_checked(path, remedy="move it, or name another file", has_checksum=False))
+    return dict(read_checked(path, remedy="move it, or name another folder", has_checksum=False))
 
 
 def _runs(path: Path, content: Mapping[str, Any]) -> list[TaskRun]:
@@ -308,6 +308,6 @@ def _finished(path: Path, about: Mapping[str, Any], device: str) -> list[TaskRun
     if other:
         differing = " and ".join(other)
         raise ValueError(
-            f"the record {path} must be of the same study, got other {differing}: move it, or name another file"
+            f"the record {path} must be of the same study, got other {differing}: move it, or name another folder"
         )
     return runs

@@ -326,7 +326,7 @@ def _is_finite(node: Tensor) -> bool:
 
 
 def _are_infinite(node: Tensor) -> Tensor:
-    """Return which entries are infinite, by a comparison, since compiled code for a CPU calls `isinf` for each entry."""
+    """Return which entries are infinite, without `isinf`, which code compiled for a CPU calls for each entry."""
     return node.abs() == math.inf
 
 

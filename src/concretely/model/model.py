@@ -227,5 +227,7 @@ def _require_alike(name: str, p: Distribution, q: Distribution) -> None:
     """Raise if a discrete node has different types or event shapes in p and q."""
     is_discrete = isinstance(p, DiscreteVariable) or isinstance(q, DiscreteVariable)
     if is_discrete and (type(p) is not type(q) or p.event_shape != q.event_shape):
-        got = f"{type(p).__name__} with event shape {tuple(p.event_shape)}"
-        raise ValueError(f"node {name!r} is a {type(q).__name__} in q and must be the same in p, got {got}")
+        names = [f"{type(one).__name__} of {type(one).__module__}" for one in (q, p)]
+        own, other = names if type(p).__name__ == type(q).__name__ else (type(q).__name__, type(p).__name__)
+        got = f"{other} with event shape {tuple(p.event_shape)}"
+        raise ValueError(f"node {name!r} is a {own} in q and must be the same in p, got {got}")

@@ -179,7 +179,7 @@ def _metric(name: str, metric: Mapping[str, Any]) -> dict[str, Any]:
         samples = f"{metric['samples']:,} sample{'s' * (metric['samples'] != 1)} of the latents{some}"
         effective = metric.get("effective_sample_size")
         size = "" if effective is None else f"The mean effective sample size is {format_effective(effective)}."
-        meaning += [f"Estimated from {samples}.", size, explain_loose(effective)]
+        meaning += [f"Estimated from {samples}.", size, explain_loose(effective, metric["samples"])]
     title = metric.get("title", " ".join(word.upper() if word == "nll" else word for word in words))
     about = {"text": format_metric(metric), "meaning": " ".join(filter(None, meaning))}
     return {"name": title, "value": metric.get("value"), **about}

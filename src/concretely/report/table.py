@@ -207,12 +207,16 @@ def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
 def loose_summary(records: Sequence[Mapping[str, Any]], split: str, names: Sequence[str]) -> str:
     """Return a sentence that names the runs whose NLL would fall with more samples, or nothing if there are none.
 
-    >>> record = {"metrics": {"test_nll": {"value": 22.5, "effective_sample_size": 3.2}}}
+    >>> record = {"metrics": {"test_nll": {"value": 22.5, "samples": 50, "effective_sample_size": 3.2}}}
     >>> loose_summary([record], "test", ["mine"])
     'the NLL of mine would fall with more samples: the mean effective sample size is below 10'
     """
     scores = [record["metrics"][score_key(record["metrics"], split)] for record in records]
-    loose = [name for name, score in zip(names, scores, strict=True) if is_loose(score.get("effective_sample_size"))]
+    loose = [
+        name
+        for name, score in zip(names, scores, strict=True)
+        if is_loose(score.get("effective_sample_size"), score.get("samples", LOOSE))
+    ]
     why = f"would fall with more samples: the mean effective sample size is below {LOOSE}"
     return f"the NLL of {' and '.join(loose)} {why}" if loose else ""
 
