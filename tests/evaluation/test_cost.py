@@ -58,12 +58,30 @@ def test_modules_are_evaluated_in_evaluation_mode_and_left_as_they_were() -> Non
     assert gate.drop.training
 
 
+@pytest.mark.parametrize("chunk", [1, 6, 1000])
+def test_inputs_without_a_row_for_each_data_point_are_passed_whole(chunk: int) -> None:
+    def weighted(draw: c.Draw, x: Tensor, scale: Tensor, k: Tensor, row: Tensor) -> Tensor:
+        bit = draw("b", c.Bernoulli(logits=torch.where(x @ k > 0, torch.inf, -torch.inf)))
+        return (scale * bit * row).sum(-1)
+
+    x, k = (X > 0).float(), torch.eye(3)
+    inputs = (torch.tensor(2.0), k, torch.tensor([[1.0, 2.0, 3.0]]))
+    exact = (2 * x * inputs[2]).sum(-1).double()
+    assert torch.equal(c.evaluate(weighted, x, *inputs, samples=3, chunk=chunk).values, exact)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 10, 12, 13])
+def test_labels_of_too_few_points_fit_no_part_of_the_data(chunk: int) -> None:
+    with pytest.raises(ValueError, match="the rows of x must divide those of like, got 5 and"):
+        c.evaluate(program, X.repeat(2, 1)[:13], Y[:5], samples=1, chunk=chunk)
+
+
 @pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("call", "error", "sentence"),
     [
         (lambda: c.evaluate(program), ValueError, "data must have at least one tensor, the first input of the program"),
-        (lambda: c.evaluate(program, X, Y[:3]), ValueError, "as many data points in every input, got 7 and 3"),
+        (lambda: c.evaluate(program, Y[0], Y), ValueError, "data must have a first axis that counts data points, got "),
         (lambda: c.evaluate(program, X[:0], Y[:0]), ValueError, "data must have at least one data point, got none"),
         (lambda: c.evaluate(program, X, Y, full_points=3), ValueError, "as a program has no likelihood, got 3"),
         (lambda: c.evaluate(program, X, Y, samples=0), ValueError, "samples must be a positive whole number, got 0"),

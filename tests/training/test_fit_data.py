@@ -338,6 +338,17 @@ def test_an_input_with_a_default_may_be_in_some_batches_only() -> None:
     assert costs(0.0) != costs(1.0)
 
 
+def test_validation_takes_inputs_without_a_row_for_each_data_point() -> None:
+    scale = torch.tensor(2.0)
+
+    class Scaled(OneInput):
+        def forward(self, draw: c.Draw, x: Tensor, scale: Tensor = scale, row: Any = None) -> Tensor:  # type: ignore[override]
+            return super().forward(draw, x * row) * scale
+
+    rows = {"inputs": lambda batch: {"x": batch, "row": torch.ones(1, 6)}, "valid": bits()[:9], "every": 5}
+    assert fitted(Scaled, steps=5, **rows).best is not None
+
+
 def test_a_program_may_need_no_data() -> None:
     logits = torch.nn.Parameter(torch.zeros(3))
 

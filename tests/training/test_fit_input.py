@@ -71,6 +71,10 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
         {"valid": [bits(width=7)]},
         "the model must run on a batch of valid, of float32 (60, 7), got mat1 and mat2 shapes",
     ),
+    (
+        {"valid": bits() / 2},
+        "the model must run on a batch of valid, of float32 (2, 6), got value must lie in the support of Bernoulli",
+    ),
     ({"valid": Nothing()}, "valid must have at least one data point, got none"),
     ({"data": 3}, "data must be tensors, a data set, a DataLoader or batches, got int"),
     ({"data": bits()[:0]}, "data must have at least one data point, got a tensor of shape (0, 6)"),

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -55,9 +54,10 @@ def evaluate_cost(
 ) -> Cost:
     """Estimate the expected cost of a program for every data point from discrete draws, in evaluation mode.
 
-    The data are the inputs of the program. The first axis of their tensors counts data points. `chunk` is the number of
-    pairs of a sample and a data point that run at once. If the generator is a `Slice`, the ranks share the work, and
-    each returns the result of one process.
+    The data are the inputs of the program. The first axis of their first tensor counts data points. Other tensors are
+    cut into the same parts if they have as many rows, and are else passed whole. `chunk` is the number of pairs of a
+    sample and a data point that run at once. If the generator is a `Slice`, the ranks share the work, and each returns
+    the result of one process.
 
     >>> import concretely as c
     >>> def program(draw, x):
@@ -71,28 +71,45 @@ def evaluate_cost(
         raise TypeError(f"model must be a Model, a program or a module, got {got}")
     for name, number in (("samples", samples), ("chunk", chunk)):
         require_positive(name, number)
-    points = _points_of(data)
-    step, costs = max(1, chunk // samples), []
+    points, *others = _rows_of(data)
+    step, costs = _step(points, max(1, chunk // samples), others), []
     with eval_mode(program), torch.no_grad(), counting("cost", points, shown=progress) as advance:
         for start in range(0, points, step):
             count = min(step, points - start)
             rows, source = rows_of_rank(count, generator)
-            own = slice(start + rows.start, start + rows.stop)
-            part = tree_map_only(Tensor, itemgetter(own), data)
+            part = _part(data, points, slice(start + rows.start, start + rows.stop))
             weights = log_weights(program, *part, mode=Discrete(), samples=samples, generator=source)
             costs.append(gathered(-weights.log_p["cost"].double().mean(0), count, source).cpu())
             advance(count)
     return Cost(torch.cat(costs), samples, time.perf_counter() - started)
 
 
-def _points_of(data: tuple[Any, ...]) -> int:
-    """Return the number of data points; raise an error unless all tensors have as many."""
-    lengths = [len(part) if part.dim() else 0 for part in tree_leaves(data) if isinstance(part, Tensor)]
-    if not lengths:
+def _rows_of(data: tuple[Any, ...]) -> list[int]:
+    """Return the number of data points, the rows of the first tensor, and the other numbers of rows of tensors."""
+    tensors = [leaf for leaf in tree_leaves(data) if isinstance(leaf, Tensor)]
+    if not tensors:
         raise ValueError("data must have at least one tensor, the first input of the program, got none")
-    if len(set(lengths)) > 1:
-        got = " and ".join(map(str, dict.fromkeys(lengths)))
-        raise ValueError(f"data must have as many data points in every input, got {got}")
-    if not lengths[0]:
+    if not tensors[0].dim():
+        raise ValueError("data must have a first axis that counts data points, got shape ()")
+    if not len(tensors[0]):
         raise ValueError("data must have at least one data point, got none")
-    return lengths[0]
+    return list(dict.fromkeys(len(tensor) for tensor in tensors if tensor.dim()))
+
+
+def _step(points: int, most: int, others: list[int]) -> int:
+    """Return the number of data points of a part, at most `most` of them.
+
+    If there are several parts, none has a multiple of the rows of a tensor that is passed whole: a program would take
+    labels of too few data points for those of the part.
+    """
+    if most >= points:
+        return points
+    several = [rows for rows in others if rows > 1]
+    sizes = range(most, 0, -1)
+    return next(size for size in sizes if all(size % rows and (points % size or 1) % rows for rows in several))
+
+
+def _part(data: tuple[Any, ...], points: int, rows: slice) -> tuple[Any, ...]:
+    """Return some rows of the tensors that have a row for each data point, and all else whole."""
+    part: tuple[Any, ...] = tree_map_only(Tensor, lambda own: own[rows] if own.shape[:1] == (points,) else own, data)
+    return part

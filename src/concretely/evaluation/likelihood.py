@@ -133,9 +133,10 @@ def evaluate(
     The cost of a program is averaged over discrete draws, by default 1,000.
 
     The data are the inputs of the model: x, or the context and x, as tensors or sets of bits. Their first axis counts
-    data points. The inputs of a program may also be dictionaries and tuples of tensors. `chunk` is the number of pairs
-    of a sample and a data point in memory at a time, by default one that suits the device; the random draws depend on
-    it. The model runs in evaluation mode. With `progress`, a progress bar is shown on stderr.
+    data points. The inputs of a program may also be dictionaries and tuples of tensors; those with other rows than the
+    first tensor, such as weights, are passed whole. `chunk` is the number of pairs of a sample and a data point in
+    memory at a time, by default one that suits the device; the random draws depend on it. The model runs in evaluation
+    mode. With `progress`, a progress bar is shown on stderr.
 
     With `full_points`, all data points of a model are scored with 1,000 samples, and only that many of them, chosen at
     random, also with all samples, if that is less work. The mean difference between the two scores of the chosen points

@@ -148,14 +148,16 @@ def own_task(
 
 
 @contextmanager
-def _running_on(data: str, batch: Inputs, todo: str) -> Iterator[None]:
+def _running_on(data: str, batch: Inputs, todo: str, *, is_second: bool = False) -> Iterator[None]:
     """Name the data, and the shapes of a batch of them, in errors of a model that runs on it for the first time.
 
-    `todo` is the end of such an error.
+    `todo` is the end of such an error. A ValueError is about the data only if the model has run on others before.
     """
     try:
         yield
-    except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
+        if isinstance(error, ValueError) and not is_second:
+            raise
         leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         shapes = " and ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves)
         must = f"the model must run on a batch of {data}, of {shapes or 'no tensor'}"
@@ -169,7 +171,7 @@ def _try_validation(model: nn.Module, valid: Source, arrange: Arrange) -> None:
     if part is None:
         raise ValueError("valid must have at least one data point, got none")
     inputs = arrange(part)
-    with _running_on("valid", part, _passed_whole(model, inputs)):
+    with _running_on("valid", part, _passed_whole(model, inputs), is_second=True):
         scored(model, inputs, samples=1, generator=torch.Generator(valid.device).manual_seed(0))
 
 
