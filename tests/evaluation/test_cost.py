@@ -44,6 +44,20 @@ def test_without_noise_it_is_exact_for_every_chunk_and_structure(chunk: int) -> 
     torch.testing.assert_close(c.evaluate(nested, batch, samples=3, chunk=chunk).values, exact, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 10, 1000])
+def test_no_run_has_more_pairs_than_the_chunk_and_all_have_all_samples(chunk: int) -> None:
+    drawn = list[Tensor]()
+
+    def counted(draw: c.Draw, x: Tensor) -> Tensor:
+        drawn.append(draw("b", c.Bernoulli(logits=x)).sum(-1))
+        return drawn[-1]
+
+    cost = c.evaluate(counted, X, samples=17, chunk=chunk)
+    assert max(map(len, drawn)) <= chunk
+    assert sum(map(len, drawn)) == 17 * len(X)
+    assert cost.mean == pytest.approx(torch.cat(drawn).mean().item())
+
+
 def test_modules_are_evaluated_in_evaluation_mode_and_left_as_they_were() -> None:
     class Gate(nn.Module):
         def __init__(self) -> None:

@@ -41,7 +41,8 @@ def evaluate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     chunk: Annotated[
-        int | None, option("Pairs of a sample and a data point to run at once.", "depends on the device")
+        int | None,
+        option("Pairs of a sample and a data point to run at once.", "4,096, or what suits a model on a GPU"),
     ] = None,
     data_path: DataPath = None,
     model_name: ModelName = None,

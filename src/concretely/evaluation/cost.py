@@ -9,15 +9,13 @@ from jaxtyping import Float64
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..functional.noise import Source
 from ..functional.slice import Slice
 from ..graph.mode import Discrete
 from ..graph.program import Program, eval_mode
 from ..objective import log_weights
-from .points import gathered, require_positive, rows_of_rank, standard_error
+from .points import PAIRS_ON_CPU, points_at_once, require_positive, run_in_parts, standard_error
 from .progress import counting
-
-PAIRS = 4_096
-"""The number of pairs of a sample and a data point in one run."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,9 @@ def evaluate_cost(
     """Estimate the expected cost of a program for every data point from discrete draws, in evaluation mode.
 
     The data are the inputs of the program. The first axis of their first tensor counts data points. Other tensors are
-    cut into the same parts if they have as many rows, and are else passed whole. `chunk` is the number of pairs of a
-    sample and a data point that run at once. If the generator is a `Slice`, the ranks share the work, and each returns
-    the result of one process.
+    cut into the same parts if they have as many rows, and are else passed whole. `chunk` is the largest number of pairs
+    of a sample and a data point that run at once, by default 4,096. If the generator is a `Slice`, the ranks share the
+    work, and each returns the result of one process.
 
     >>> import concretely as c
     >>> def program(draw, x):
@@ -65,23 +63,24 @@ def evaluate_cost(
     >>> evaluate_cost(program, torch.zeros(5, 3), samples=10).values.shape
     torch.Size([5])
     """
-    started, chunk = time.perf_counter(), PAIRS if chunk is None else chunk
+    started, chunk = time.perf_counter(), PAIRS_ON_CPU if chunk is None else chunk
     if isinstance(program, type) or not callable(program):
         got = f"the class {program.__name__}" if isinstance(program, type) else type(program).__name__
         raise TypeError(f"model must be a Model, a program or a module, got {got}")
     for name, number in (("samples", samples), ("chunk", chunk)):
         require_positive(name, number)
     points, *others = _rows_of(data)
-    step, costs = _step(points, max(1, chunk // samples), others), []
-    with eval_mode(program), torch.no_grad(), counting("cost", points, shown=progress) as advance:
-        for start in range(0, points, step):
-            count = min(step, points - start)
-            rows, source = rows_of_rank(count, generator)
-            part = _part(data, points, slice(start + rows.start, start + rows.stop))
-            weights = log_weights(program, *part, mode=Discrete(), samples=samples, generator=source)
-            costs.append(gathered(-weights.log_p["cost"].double().mean(0), count, source).cpu())
-            advance(count)
-    return Cost(torch.cat(costs), samples, time.perf_counter() - started)
+    at_once = _fitting(points, points_at_once(samples, chunk), others)
+
+    def run(rows: slice, drawn: int, source: Source | None) -> Tensor:
+        part = _part(data, points, rows)
+        weights = log_weights(program, *part, mode=Discrete(), samples=drawn, generator=source)
+        return -weights.log_p["cost"].double().sum(0)
+
+    with eval_mode(program), torch.no_grad(), counting("cost", points * samples, shown=progress) as advance:
+        how: dict[str, Any] = {"samples": samples, "chunk": chunk, "generator": generator, "advance": advance}
+        sums = torch.cat(list(run_in_parts(run, torch.add, points=points, at_once=at_once, **how)))
+        return Cost(sums.cpu() / samples, samples, time.perf_counter() - started)
 
 
 def _rows_of(data: tuple[Any, ...]) -> list[int]:
@@ -96,8 +95,8 @@ def _rows_of(data: tuple[Any, ...]) -> list[int]:
     return list(dict.fromkeys(len(tensor) for tensor in tensors if tensor.dim()))
 
 
-def _step(points: int, most: int, others: list[int]) -> int:
-    """Return the number of data points of a part, at most `most` of them.
+def _fitting(points: int, most: int, others: list[int]) -> int:
+    """Return the number of data points to run at once, at most `most` of them.
 
     If there are several parts, none has a multiple of the rows of a tensor that is passed whole: a program would take
     labels of too few data points for those of the part.

@@ -23,14 +23,18 @@ from ..model.model import Model
 from ..objective import log_weights
 from ..spelling import explain_loose, format_effective
 from .cost import Cost, evaluate_cost
-from .points import Packed, gathered, require_positive, rows_of_rank, standard_error, tensors_of
+from .points import (
+    PAIRS_ON_CPU,
+    PAIRS_ON_GPU,
+    Packed,
+    points_at_once,
+    require_positive,
+    run_in_parts,
+    standard_error,
+    tensors_of,
+)
 from .progress import Advance, counting
 
-PAIRS_ON_CPU, PAIRS_ON_GPU = 4_096, 2**20
-"""The number of pairs of a sample and a data point in one run, if memory allows. 784 units take 13 MB or 3 GB.
-
-A larger number makes a CPU slower, since it allocates new memory. A smaller number leaves a GPU waiting for launches.
-"""
 SAMPLES, FEW = 50_000, 1_000
 """The default number of samples, the paper's, and that for data points outside of `full_points`."""
 SHARE, BYTES = 1 / 8, 8
@@ -134,9 +138,9 @@ def evaluate(
 
     The data are the inputs of the model: x, or the context and x, as tensors or sets of bits. Their first axis counts
     data points. The inputs of a program may also be dictionaries and tuples of tensors; those with other rows than the
-    first tensor, such as weights, are passed whole. `chunk` is the number of pairs of a sample and a data point in
-    memory at a time, by default one that suits the device; the random draws depend on it. The model runs in evaluation
-    mode. With `progress`, a progress bar is shown on stderr.
+    first tensor, such as weights, are passed whole. `chunk` is the largest number of pairs of a sample and a data point
+    in memory at a time, by default 4,096, or for a `Model` on a GPU one that suits its memory; the random draws depend
+    on it. The model runs in evaluation mode. With `progress`, a progress bar is shown on stderr.
 
     With `full_points`, all data points of a model are scored with 1,000 samples, and only that many of them, chosen at
     random, also with all samples, if that is less work. The mean difference between the two scores of the chosen points
@@ -209,21 +213,18 @@ def _estimated(
     model: Model, data: Data, samples: int, *, chunk: int, generator: Generator | Slice | None, advance: Advance
 ) -> Estimate:
     """Estimate every data point with the same number of samples."""
-    at_once = math.ceil(samples / math.ceil(samples / chunk))  # as few runs as possible, of nearly equal size
-    sums = []
-    for first, whole in _parts(data, max(1, chunk // at_once)):
-        points = len(whole[0])
-        rows, source = rows_of_rank(points, generator)
-        part = tuple(tensor[rows] for tensor in whole)
-        summed = torch.full((2, len(part[0])), -math.inf, dtype=torch.float64, device=part[0].device)
-        for done in range(0, samples, at_once):
-            drawn = min(at_once, samples - done)
-            log_w = log_weights(model, *part, mode=Discrete(), samples=drawn, generator=source).log_w.double()
-            summed = torch.logaddexp(summed, torch.stack([log_w.logsumexp(0), (2 * log_w).logsumexp(0)]))
-            advance(drawn * points)
-        sums.append(gathered(summed, points, source))
-        if first == 0:  # only once: each check waits for the device
-            _numbers(sums[0].cpu())
+
+    def run(rows: slice, drawn: int, source: Source | None) -> Tensor:
+        part = (tensor[rows] for tensor in data)
+        log_w = log_weights(model, *part, mode=Discrete(), samples=drawn, generator=source).log_w.double()
+        return torch.stack([log_w.logsumexp(0), (2 * log_w).logsumexp(0)])
+
+    how: dict[str, Any] = {"samples": samples, "chunk": chunk, "generator": generator, "advance": advance}
+    at_once, sums = points_at_once(samples, chunk), list[Tensor]()
+    for summed in run_in_parts(run, torch.logaddexp, points=len(data[0]), at_once=at_once, **how):
+        sums.append(summed)
+        if len(sums) == 1:  # only once: each check waits for the device
+            _numbers(summed.cpu())
     log_sum, log_sum_of_squares = _numbers(torch.cat(sums, -1).cpu())
     effective = torch.where(log_sum == -math.inf, 0, torch.exp(2 * log_sum - log_sum_of_squares))
     return log_sum - math.log(samples), effective

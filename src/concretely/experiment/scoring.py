@@ -13,8 +13,8 @@ from ..data import Dataset
 from ..environment import describe_environment
 from ..estimator import estimate
 from ..evaluation.cost import Cost
-from ..evaluation.likelihood import PAIRS_ON_CPU, Likelihood, evaluate
-from ..evaluation.points import standard_error
+from ..evaluation.likelihood import Likelihood, evaluate
+from ..evaluation.points import PAIRS_ON_CPU, standard_error
 from ..evaluation.progress import counting
 from ..file import file_lock
 from ..graph.program import eval_mode
@@ -89,7 +89,7 @@ def relaxed_objective(
 ) -> dict[str, Any]:
     """Estimate the objective of the relaxed graph at the temperatures of a training step, and return it as a metric.
 
-    `chunk` is the number of pairs of a sample and a data point that run at once.
+    `chunk` is the number of pairs of a sample and a data point that run at once. All samples of a data point do.
     """
     estimator, total = relaxed_estimator(recipe, step), points_of(data, split)
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=_device(model))
