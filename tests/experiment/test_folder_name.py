@@ -1,6 +1,6 @@
 """The default folder of runs has the settings in its name that differ from those of the runs that are there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def recipes_of(**given: Any) -> list[RunRecipe]:
 def place(recipes: Sequence[RunRecipe], folder: Path, names: Sequence[str] = (".",)) -> Path:
     """Leave the recipes of runs in a folder."""
     for recipe, name in zip(recipes, names, strict=True):
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / FILE).write_text(recipe.toml())
     return folder
 
@@ -116,6 +116,26 @@ def test_more_steps_go_on_in_the_same_folder_unless_the_rate_depends_on_the_last
         several, longer = (recipes_of(**OWN, seed="0,1", lr_schedule=schedule, steps=n) for n in (20, 30))
         folder = place(several, train_folder(several, tmp_path / schedule), list_names(several))
         assert (train_folder(longer, folder.parent) == folder) == goes_on
+
+
+@pytest.mark.parametrize(
+    ("folder_of", "names_of"), [(train_folder, list_names), (sweep_folder, sweep_names)], ids=["train", "sweep"]
+)
+def test_a_list_keeps_its_folder_when_other_runs_have_gone_on_to_more_steps(
+    folder_of: Callable[..., Path], names_of: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    def placed(**given: Any) -> str:
+        recipes = recipes_of(**OWN, lr="0.01,0.001", **given)
+        folder = folder_of(recipes, tmp_path)
+        place(recipes, folder, names_of(recipes))
+        return folder.name.removeprefix("module.build-digits")
+
+    two: dict[str, Any] = {"accumulate": "2"}
+    assert [placed(steps=4), placed(steps=4, **two), placed(steps=6)] == ["", ",accumulate=2", ""]
+    assert [placed(steps=4, **two), placed(steps=4)] == [",accumulate=2", ",steps=4"]
+    assert [placed(steps=5), placed(steps=4)] == [",steps=5", ",steps=4"]  # no more steps than its name says
+    assert [placed(steps=8, **two), placed(steps=7, **two)] == [",accumulate=2", ",accumulate=2,steps=7"]
+    assert [placed(steps=4, **two), placed(steps=9, **two)] == [",steps=4,accumulate=2", ",accumulate=2"]
 
 
 def test_data_that_were_moved_are_the_same_and_others_of_their_name_are_not(tmp_path: Path) -> None:

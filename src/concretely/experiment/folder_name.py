@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from glob import escape
 from pathlib import Path
-from typing import Any
 
 from ..training.folder import load_recipe
 from ..training.own_recipe import OwnRecipe, RunRecipe
@@ -12,6 +12,8 @@ from .grid import flat, format_setting, grid_title, list_names, sweep_names
 
 HERE = "."
 """The name of a single run in its folder."""
+STEPS = ",steps="
+"""In the name of a folder, says that its runs have so many steps and no more."""
 
 
 def train_folder(recipes: Sequence[RunRecipe], root: Path) -> Path:
@@ -27,8 +29,22 @@ def sweep_folder(recipes: Sequence[RunRecipe], root: Path) -> Path:
 
 
 def _folder(folder: Path, members: Mapping[str, RunRecipe]) -> Path:
-    """Return a folder of members by their names in it. If it has runs with other settings, add those to its name."""
-    name, first = next(iter(members.items()))
+    """Return the folder whose runs have the settings of members by their names in it, or else one without runs.
+
+    If a folder has runs with other settings, those are added to its name. As these runs may since have gone on to more
+    steps, the folders that were named in this way are searched first.
+    """
+    for place in (folder, *sorted(folder.parent.glob(f"{escape(folder.name)},*/"))):
+        if _difference(place, members) == "":
+            return place
+    while text := _difference(folder, members):
+        folder = folder.with_name(re.sub(r"[^\w.,=+~-]", "_", f"{folder.name},{text}"))
+    return folder
+
+
+def _difference(folder: Path, members: Mapping[str, RunRecipe]) -> str | None:
+    """Return the settings in which members differ from the runs in a folder, or None if it has no runs."""
+    (name, first), text = next(iter(members.items())), None
     for path in sorted(folder.glob(FILE if name == HERE else f"*/{FILE}")):
         try:
             was = load_recipe(path.parent)
@@ -37,11 +53,12 @@ def _folder(folder: Path, members: Mapping[str, RunRecipe]) -> Path:
         beside = HERE if name == HERE else path.parent.name
         recipe = members.get(beside, first)
         named = set() if beside in members else {*_keys(beside), *_keys(name)}
-        if changed := [key for key in _changed(recipe, was) if key not in named]:
+        changed = _changed(recipe, was, may_go_on=STEPS not in folder.name)
+        if changed := [key for key in changed if key not in named]:
             now = flat(recipe)
-            text = ",".join(f"{key}={format_setting(now.get(key, 'none'))}" for key in changed).replace(":", "x")
-            return folder.with_name(re.sub(r"[^\w.,=+~-]", "_", f"{folder.name},{text}"))
-    return folder
+            return ",".join(f"{key}={format_setting(now.get(key, 'none'))}" for key in changed).replace(":", "x")
+        text = ""
+    return text
 
 
 def _keys(name: str) -> list[str]:
@@ -49,18 +66,18 @@ def _keys(name: str) -> list[str]:
     return [part.partition("=")[0] for part in name.split(",")]
 
 
-def _changed(recipe: RunRecipe, was: RunRecipe) -> list[str]:
-    """Return the names of the settings, and of the arguments of a builder, that make a recipe another run."""
+def _changed(recipe: RunRecipe, was: RunRecipe, *, may_go_on: bool) -> list[str]:
+    """Return the names of the settings, and of the arguments of a builder, that make a recipe another run.
+
+    More steps do not if the run `may_go_on`.
+    """
     now, before = flat(recipe), flat(was)
     names = [name for name in {**now, **before} if name != "arguments" and now.get(name) != before.get(name)]
-    return [name for name in names if not _goes_on(recipe, name, now.get(name), before.get(name))]
-
-
-def _goes_on(recipe: RunRecipe, name: str, now: Any, before: Any) -> bool:
-    """Return whether a run can go on with another value of a setting: with more steps, or with data that were moved."""
-    if name == "steps":
-        return bool(recipe.lr_schedule == "constant" and now > before)
-    return name == "data" and isinstance(recipe, OwnRecipe) and not _is_other_file(Path(before), Path(now))
+    goes_on = {
+        "steps": may_go_on and recipe.lr_schedule == "constant" and recipe.steps > was.steps,
+        "data": isinstance(recipe, OwnRecipe) and not _is_other_file(Path(str(was.data)), Path(str(recipe.data))),
+    }
+    return [name for name in names if not goes_on.get(name, False)]
 
 
 def _is_other_file(before: Path, now: Path) -> bool:
