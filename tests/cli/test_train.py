@@ -3,6 +3,7 @@
 import csv
 import errno
 import json
+import math
 import os
 import pty
 import re
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from threading import Thread
@@ -285,6 +287,9 @@ def test_the_gap_between_the_relaxed_and_the_discrete_bound_is_shown_where_there
     relaxed, discrete = (resolve(notation="4H-6V", estimator=name) for name in ("concrete", "reinforce"))
     assert describe_rows(relaxed, rows()) == "bound -4.00  discrete -5.50  gap +1.50  validation NLL 7.00, best 7.00"
     assert describe_rows(discrete, rows()[1:]) == "bound -3.00"
+    scored = [replace(rows()[1], valid=score) for score in (math.nan, 7.0, math.nan)]
+    assert describe_rows(discrete, scored[:1]) == "bound -3.00  validation NLL nan"
+    assert describe_rows(discrete, scored) == "bound -3.00  validation NLL nan, best 7.00"
 
 
 def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

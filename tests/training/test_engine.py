@@ -1,5 +1,6 @@
 """A member is the same run alone, whatever becomes of the others: in the same bits on a CPU, else up to rounding."""
 
+import math
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -281,6 +282,20 @@ def test_rows_of_several_have_their_names_and_their_average(tmp_path: Path) -> N
         assert row.seconds == pytest.approx(sum(each.seconds for each in of_all))
         assert row.valid == pytest.approx(sum(each.valid or 0 for each in of_all) / 3)
     assert [row.step for row in rows] == [10, 20, 30]
+
+
+def test_a_score_that_is_not_a_number_is_left_out_of_the_average(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def validate(state: TrainState) -> float:
+        seed = state.recipe.seed
+        return 1.0 + seed if state.step >= 20 + seed else math.nan
+
+    monkeypatch.setattr(TrainState, "validate", validate)
+    rows = list[Row]()
+    members = [Member(recipe(seed=seed, validate=10), tmp_path / str(seed)) for seed in range(3)]
+    train_together(members, data=points, callbacks=Callbacks(mean_row=rows.append))
+    assert [row.valid for row in rows] == [pytest.approx(math.nan, nan_ok=True), 1.0, 2.0]
 
 
 def test_only_what_makes_one_program_has_one_key() -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from concretely.evaluation.likelihood import evaluate
 from concretely.training import checkpoint
 from concretely.training import loop as running
-from concretely.training.folder import Run, load_recipe, restored
+from concretely.training.folder import Run, load_recipe, restored, save_checkpoint
 from concretely.training.loop import Callbacks, train
 from concretely.training.recipe import ESTIMATORS
 from concretely.training.rng import Purpose, generator_of
@@ -172,6 +172,18 @@ def test_the_best_parameters_are_kept_and_restored(tmp_path: Path, monkeypatch: 
     assert_same(load_file(tmp_path / "long" / "model.safetensors"), best)
     last = {name.removeprefix("model/"): t for name, t in tensors(tmp_path / "long").items() if "model/" in name}
     assert any(not last[name].equal(best[name]) for name in best)
+
+
+def test_a_best_score_that_is_not_a_number_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_earlier_versions(run: Run, *given: Any) -> None:
+        save_checkpoint(replace(run, best=(10, math.nan)), *given)
+
+    scores(monkeypatch, [math.nan, 2.0, 3.0])
+    with monkeypatch.context() as earlier:
+        earlier.setattr(running, "save_checkpoint", as_earlier_versions)
+        assert trained(tmp_path, validate=10, stop=13).step == 13
+    run = trained(tmp_path, validate=10)
+    assert (run.best, run.finished) == ((20, 2.0), True)
 
 
 def test_a_validation_is_the_likelihood_of_the_validation_set(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Input errors, signals, and everything that is printed: tables, files, and the progress of training."""
 
 import errno
+import math
 import os
 import re
 import signal
@@ -361,5 +362,7 @@ def describe_rows(recipe: RunRecipe, rows: Sequence["Row"]) -> str:
     if recipe.method.relaxes if isinstance(recipe, Recipe) else objective != discrete:
         text += f"  discrete {discrete:.2f}  gap {objective - discrete:+.2f}"
     validations = [row.valid for row in rows if row.valid is not None]
-    score = "validation NLL" if is_paper else "validation"
-    return text + (f"  {score} {validations[-1]:.2f}, best {min(validations):.2f}" if validations else "")
+    if validations:
+        text += f"  {'validation NLL' if is_paper else 'validation'} {validations[-1]:.2f}"
+    numbers = [score for score in validations if not math.isnan(score)]
+    return text + (f", best {min(numbers):.2f}" if numbers else "")

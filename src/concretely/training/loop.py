@@ -298,7 +298,7 @@ def _with_row(state: TrainState, run: Run, note: Callable[[str], None]) -> Run:
         if math.isnan(nll) and not any(math.isnan(row.valid or 0.0) for row in rows):
             note(f"the validation score of step {state.step:,} is not a number, and so not the best")
         row = replace(row, valid=nll)
-        if not math.isnan(nll) and (best is None or nll < best[1]):
+        if not math.isnan(nll) and (best is None or not nll >= best[1]):  # earlier versions kept one that is NaN
             best, stale = (state.step, nll), 0
             state.keep_best()
         else:
@@ -349,8 +349,9 @@ def _gap_interval(recipe: RunRecipe) -> int:
 
 
 def _average(rows: Sequence[Row]) -> Row:
-    """Return the average of the rows of several runs. Their seconds are added."""
-    validations = [row.valid for row in rows if row.valid is not None]
+    """Return the average of the rows of several runs. Their seconds are added, and scores that are NaN left out."""
+    scores = [row.valid for row in rows if row.valid is not None]
+    numbers = [score for score in scores if not math.isnan(score)]
     names = dict.fromkeys(name for row in rows for name in row.metrics)  # some rows may lack a node
     return replace(
         rows[0],
@@ -358,6 +359,6 @@ def _average(rows: Sequence[Row]) -> Row:
         seconds=math.fsum(row.seconds for row in rows),
         objective=fmean(row.objective for row in rows),
         discrete=fmean(row.discrete for row in rows),
-        valid=fmean(validations) if validations else None,
+        valid=fmean(numbers or scores) if scores else None,
         metrics={name: fmean(row.metrics[name] for row in rows if name in row.metrics) for name in names},
     )
