@@ -103,6 +103,8 @@ def failing(folder: Path, statement: str, *, last: int) -> tuple[str, ...]:
         (9, "x + None", "the model raised TypeError at failing.py:{line}: unsupported operand type(s)"),
         (9, "x @ x", "the model raised RuntimeError at failing.py:{line}: mat1 and mat2 shapes cannot be"),
         (9, "import nowhere", "the model raised ModuleNotFoundError at failing.py:{line}: No module named 'nowhere'\n"),
+        (0, "open('/nowhere/x')", "the model raised FileNotFoundError at failing.py:{line}: [Errno 2] No such file"),
+        (12, "open('/nowhere/x')", "the model raised FileNotFoundError at failing.py:{line}: [Errno 2] No such file"),
         (9, "draw('gate', 3)", "the model raised TypeError at failing.py:{line}: draw must be given a name and a"),
         (9, "c.Bernoulli(logits=0 * x / 0)", "logits must be numbers, got nan at index ("),
         (

@@ -56,6 +56,8 @@ REFRESH = 20
 """The number of steps between two updates of the bar."""
 SMOOTHED = 20
 """The number of rows of the training curve over which printed metrics are averaged."""
+INPUT = ValueError | OSError | ImportError
+"""Errors about the input, unless the code of a user raised them."""
 BRIEF = 1_000
 """Without a terminal, runs with fewer steps print no progress lines if several are trained together."""
 
@@ -87,7 +89,9 @@ def guarded(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def describe_error(error: Exception) -> str:
-    """Return a sentence about an error, with the path and what to do if it comes from the operating system."""
+    """Return a sentence about an error, with the line of the user's code or the path and what to do."""
+    if _is_of_user(error):
+        return f"the model raised {describe_raised(error)}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"{error.name} is not installed: {install_command('command')}"
     if not isinstance(error, OSError) or error.strerror is None:
@@ -100,6 +104,11 @@ def describe_error(error: Exception) -> str:
     remedy = f"; {remedies[error.errno]}" if error.errno in remedies else ""
     place = "a file" if error.filename is None else repr(os.fsdecode(error.filename))
     return f"{place} cannot be read or written: {error.strerror}{remedy}"
+
+
+def _is_of_user(error: Exception) -> bool:
+    """Return whether an error comes from the code of a user, or is a mistake in it."""
+    return is_raised_by_user(error) if isinstance(error, INPUT) else bool(user_line(error))
 
 
 def require(holds: bool, name: str, must: str, got: Any) -> None:
@@ -129,13 +138,10 @@ def report_errors() -> Iterator[None]:
     except typer.Exit:
         raise
     except Exception as error:
-        is_input = isinstance(error, ValueError | OSError | ImportError)
         is_size = isinstance(error, RuntimeError) and re.search(TOO_LARGE, str(error), re.IGNORECASE)
         if isinstance(error, MemoryError) or is_size:
             fail("this does not fit into memory: lower samples, batch or chunk")
-        if not isinstance(error, OSError) and (is_raised_by_user(error) if is_input else user_line(error)):
-            fail(f"the model raised {describe_raised(error)}")
-        if not is_input:
+        if not isinstance(error, INPUT) and not _is_of_user(error):
             raise
         fail(describe_error(error))
 

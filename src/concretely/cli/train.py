@@ -139,6 +139,7 @@ def _train_one(
     from ..training.loop import DivergedError, train
     from ..training.parallel import ALONE
     from ..training.train_state import TrainState
+    from ..training.user_error import is_raised_by_user
 
     with terminal.report_errors():
         ranks = ALONE if world is None else world
@@ -165,6 +166,8 @@ def _train_one(
             terminal.remark(f"{error}, such as by: {_smaller_lr(recipe, folder)}")
             raise typer.Exit(1) from None
         except OSError as error:
+            if is_raised_by_user(error):
+                raise
             why = error.strerror or str(error)
             todo = "free some space, then resume" if error.errno in FULL else "resume"
             fail(f"{str(folder)!r} cannot be written to: {why}; {todo} with: {resume}")
