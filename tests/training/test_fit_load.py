@@ -213,6 +213,15 @@ def test_a_csv_log_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("torn", ["2", "20,2.0,0.1,-3", "\0\0", "seed", "seed\n", ",,\n"])
+def test_a_csv_log_whose_last_line_is_damaged_goes_on_without_it(torn: str, tmp_path: Path) -> None:
+    path, names = tmp_path / "rows.csv", "step,seconds,lr,objective,discrete,valid"
+    path.write_text(f"{names}\n10,1.0,0.1,-4.0,-5.0,\n{torn}")
+    with c.CSVLog(path).open(30) as log:
+        log.row(Row(30, 3.0, 0.1, None, objective=-3.0, discrete=-3.0))
+    assert path.read_text().splitlines() == [names, "10,1.0,0.1,-4.0,-5.0,", "30,3.0,0.1,-3.0,-3.0,"]
+
+
 def test_a_file_that_is_no_log_is_refused_and_stays(tmp_path: Path) -> None:
     (tmp_path / "other.csv").write_text("name,age\nada,36\n")
     (tmp_path / "empty.csv").touch()

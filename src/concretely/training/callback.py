@@ -175,11 +175,15 @@ def _require_log(path: Path) -> None:
 
 
 def _rows_before(path: Path, step: float, run: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV file without those of a run from a step on, and without cells beyond the header."""
+    """Return the rows of a CSV file without those of a run from a step on, and without cells beyond the header.
+
+    A last line without an end, whose writing was interrupted, and rows without a step are left out.
+    """
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [renamed(row) for row in csv.DictReader(file)]
+    with path.open(encoding="utf-8", newline="", errors="replace") as file:
+        lines = [line for line in file if line.endswith(("\n", "\r"))]
+    rows = [row for row in map(renamed, csv.DictReader(lines)) if (row["step"] or "").isdecimal()]
     rows = [row for row in rows if (row.get("run") or "") != run or int(row["step"]) < step]
     return [{name: cell for name, cell in row.items() if name is not None} for row in rows]
 
