@@ -78,6 +78,20 @@ class Gate(nn.Module):
         return cross_entropy(logits, c.tile(y, choice), reduction="none")
 
 
+class Steps(nn.Module):
+    """A program that draws a node for each column of its input, whatever their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(1, 3)
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        names = [(f"z{place}", x[:, place, None]) for place in range(x.shape[1])]
+        return torch.stack(
+            [draw(name, c.OneHotCategorical(logits=self.score(part)))[:, 0] for name, part in names]
+        ).sum(0)
+
+
 def build_mixed() -> c.Model:
     """A model with a normal and a discrete latent."""
     encoder, decoder = nn.Linear(6, 6), nn.Linear(4, 6)

@@ -21,7 +21,7 @@ from concretely.training.stream import Stream, why_not_replayable
 
 from . import own
 from .example import assert_same
-from .own import bits, build, fitted, saved, stopping
+from .own import Steps, bits, build, fitted, saved, stopping
 
 CPU = torch.device("cpu")
 LABELS = (bits().sum(-1) % 3).long()
@@ -184,20 +184,6 @@ def test_batches_may_differ_in_size() -> None:
     run = fitted(build(), [bits()[:7], bits()[7:30], bits()[30:31]])  # of which each is measured once
     assert run.finished
     assert [row.metrics["constant/code"] for row in run.rows][2] == 0.0
-
-
-class Steps(nn.Module):
-    """A program that draws a node for each column of its input, whatever their number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.score = nn.Linear(1, 3)
-
-    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
-        names = [(f"z{place}", x[:, place, None]) for place in range(x.shape[1])]
-        return torch.stack(
-            [draw(name, c.OneHotCategorical(logits=self.score(part)))[:, 0] for name, part in names]
-        ).sum(0)
 
 
 @pytest.mark.parametrize("parts", [1, 2])

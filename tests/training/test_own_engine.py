@@ -277,6 +277,17 @@ def test_normal_nodes_follow_from_the_seed_and_the_step() -> None:
         assert a.equal(b)
 
 
+@pytest.mark.parametrize("widths", [(1, 4, 3, 2), (3, 1, 1, 4)])
+def test_the_next_loss_is_that_of_a_step_whose_batches_draw_other_numbers_of_nodes(widths: tuple[int, ...]) -> None:
+    data, options = [bits()[:9, :width] for width in widths], {"estimator": c.Pathwise(0.7)}
+    (state,) = states(own.Steps, data, seeds=1, options=options, accumulate=2)
+    engine = Engine([state])
+    for step in range(4):
+        loss = state.next_loss().item()
+        engine.advance(step + 1)
+        assert state.row().objective == pytest.approx(-loss)
+
+
 def test_the_global_generators_are_not_moved() -> None:
     (state,) = states(own.build_restless, seeds=1)
     before = torch.get_rng_state()

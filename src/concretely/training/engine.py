@@ -200,8 +200,8 @@ class _Program:
         self._log, self._metrics = StepLog(state["row/sums"], state["row/first_nonfinite"]), state.get("row/metrics")
         stacked = {name: state[path_of(name)].detach().requires_grad_() for name in own}
         self._leaves: State = stacked if vmapped else dict(own)
-        draws = first.draws * task.parts, first.monitor_draws
-        self._table = StepTable(runs, draws=draws[0], monitor_draws=draws[1])
+        draws, monitor_draws = first.draws
+        self._table = StepTable(runs, draws=draws * task.parts, monitor_draws=monitor_draws)
         self._ones = torch.ones(len(runs), device=first.device)
         # torch has the weight of a single loss by itself, in less time
         self._weight = None if len(runs) == task.parts == 1 else self._ones / task.parts

@@ -19,7 +19,7 @@ from .own_recipe import OwnRecipe, RunRecipe
 from .paper import paper_recipe, paper_task
 from .parallel import ALONE, World
 from .place import State, path_of
-from .rng import Purpose, keys_of, seed_torch, torch_generators
+from .rng import DRAWS, Purpose, draw_offsets, keys_of, keys_of_part, seed_torch, torch_generators
 from .task import DRAWN, Task
 from .torch_optimizer import PREFIX, TorchOptimizer
 
@@ -117,22 +117,15 @@ class TrainState:
     def dry_run(self) -> float:
         """Return the objective of the next step without taking it. Raise the errors that the step would raise."""
         with eval_mode(self.loss), torch.no_grad():
-            loss, keys = self._loss(self.step)
+            loss, draws = self._loss(self.step)
         with self._gathered():
-            self._draws = keys.used, self._monitored(self.step)
+            counted = draws, self._monitored(self.step)
+        self._draws = self._draws or counted
         return -self.world.mean(loss).item()
 
     @property
-    def draws(self) -> int:
-        """The number of random draws in a part of a step."""
-        return self._counted()[0]
-
-    @property
-    def monitor_draws(self) -> int:
-        """The number of random draws of the monitor."""
-        return self._counted()[1]
-
-    def _counted(self) -> tuple[int, int]:
+    def draws(self) -> tuple[int, int]:
+        """The numbers of random draws in a part of a step and of the monitor, counted in the first dry run."""
         if self._draws is None:
             self.dry_run()
         assert self._draws is not None
@@ -313,17 +306,23 @@ class TrainState:
             self.measured = self.state["row/metrics"][0].tolist()
         self.since = step - int(self.metrics[1])
 
-    def _loss(self, step: int) -> tuple[Tensor, Keys]:
-        """Return the loss of a step and the keys of its first part. They depend on the step and the parameters."""
-        parts, used = list[Tensor](), 0
-        all_keys = keys_of(self.recipe.seed, Purpose.NOISE, step, device=self.device)
-        keys = Keys(all_keys)
+    def _loss(self, step: int) -> tuple[Tensor, int]:
+        """Return the loss of a step, and the number of draws of a part. They depend on the step and the parameters."""
+        losses, draws = list[Tensor](), None if self._draws is None else self._draws[0]
         with self._seeded(step):
-            for inputs in self.task.feed.inputs(step, self.device):
-                own = Keys(all_keys[len(parts) * used :], seeds_torch=not self.task.reseeds)
-                parts.append(self.loss(inputs, self.world.noise(own), tuple(self.task.controls_at(step))))
-                keys, used = (own, own.used) if len(parts) == 1 else (keys, used)
-        return parts[0] if len(parts) == 1 else torch.stack(parts).mean(), keys
+            for part, inputs in enumerate(self.task.feed.inputs(step, self.device)):
+                keys = self._keys(step, part, draws)
+                losses.append(self.loss(inputs, self.world.noise(keys), tuple(self.task.controls_at(step))))
+                draws = keys.used if draws is None else draws
+        assert draws is not None
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean(), draws
+
+    def _keys(self, step: int, part: int, draws: int | None) -> Keys:
+        """Return the keys of a part of a step, as `StepTable` has them, or all if the number of draws is unknown."""
+        rows, parts = (DRAWS, 1) if draws is None else (draws * self.task.parts, self.task.parts)
+        first = keys_of(self.recipe.seed, Purpose.NOISE, step, device=self.device)[0]
+        own = keys_of_part(first + draw_offsets(rows, parts).to(self.device), part, parts)
+        return Keys(own, seeds_torch=not self.task.reseeds, more=DRAWS - rows)
 
     def next_loss(self) -> Tensor:
         """Return the loss of the next step, without taking it."""
