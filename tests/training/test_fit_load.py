@@ -121,6 +121,15 @@ def test_functions_of_a_row_are_called_with_every_row(tmp_path: Path) -> None:
     assert steps == list(range(1, 31))
 
 
+def test_a_damaged_checkpoint_of_one_of_several_runs_is_noted_with_its_name(tmp_path: Path) -> None:
+    given, said = {"out": tmp_path, "seed": range(2)}, list[str]()
+    for stop in (13, 21):
+        fitted(build, **given, callbacks=stopping(stop))
+    (tmp_path / "seed=1" / "checkpoint-000000021.safetensors").write_bytes(b"")
+    fitted(build, **given, callbacks=Callbacks(note=said.append))
+    assert said == ["seed=1: the checkpoint of step 21 is damaged; going on from step 13"]
+
+
 def test_a_csv_log_goes_on_after_a_resume(tmp_path: Path) -> None:
     log = c.CSVLog(tmp_path / "log" / "rows.csv")
     given: dict[str, Any] = {"out": tmp_path / "run", "valid": bits()[:9], "every": 20}

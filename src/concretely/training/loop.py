@@ -196,7 +196,7 @@ def _start(
         return _Job(None, state, new, watch, note, name)
     run, damaged = resume(state, folder) or (new, ())
     for sentence in damaged:
-        callbacks.note(f"{sentence}; going on from step {run.step:,}")
+        note(f"{sentence}; going on from step {run.step:,}")
     require_same(run, task.digest, task.source)
     state.world.require_same("checkpoints", {"step": run.step})
     if state.world.is_first:
