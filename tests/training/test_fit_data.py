@@ -274,6 +274,13 @@ class OneInput(nn.Module):
         return draw("z", c.Bernoulli(logits=self.layer(x["x"] if self.takes_whole else x))).sum(-1)
 
 
+class Sized(OneInput):
+    """A program that runs on a dictionary, but with a cost for each entry."""
+
+    def forward(self, draw: c.Draw, x: Any) -> Tensor:
+        return self.layer.weight.sum() * torch.ones(len(x))
+
+
 class OptionalInput(OneInput):
     """A program whose second input may be left out."""
 
@@ -305,11 +312,22 @@ RENAME = "name its entries like the inputs, or pass inputs=, a function from a b
         ),
         (OptionalInput, {"data": [{"x": bits()}, {"x": bits(), "label": LABELS}]}, "got one with unknown 'label'"),
         (OneInput, {"data": {"x": bits(), "label": LABELS}}, "x was the whole dictionary, as (x) has no input 'label'"),
+        (Sized, {"data": {"x": bits(), "label": LABELS}}, "got shape (2,); x was the whole dictionary, as (x) has no "),
     ],
 )
 def test_entries_that_are_not_the_inputs_are_named(model: Any, given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"{re.escape(sentence)}.*: {RENAME}$"):
         fitted(model, **given, steps=5)
+
+
+@pytest.mark.parametrize("data", [{"x": bits(), "y": LABELS}, (bits(), LABELS), bits()])
+def test_an_input_by_keyword_only_is_named(data: Any) -> None:
+    def program(draw: c.Draw, x: Tensor, *, y: Tensor, scale: float = 1.0) -> Tensor:
+        raise AssertionError
+
+    sentence = "a program of (x, y, scale) must take its inputs by position, got y by keyword only: remove the * in"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)} its signature$"):
+        fitted(program, data, steps=5)
 
 
 def test_a_program_of_one_input_may_take_a_dictionary_with_an_entry_of_that_name() -> None:

@@ -146,7 +146,7 @@ def fit(
     points along their first axis (one, or a tuple or dictionary of them), a data set of torch, a `DataLoader` or
     another iterable of batches, such as a list, or a data set of this library, its name, or the path of an `.npz` file.
     Batches are passed to the program: tuples by position, dictionaries by the names of its parameters, or as one input
-    if they have none of these names. `inputs` is a function from a batch to the inputs, if another is needed.
+    if they have none of these names or more entries than its one parameter. `inputs` maps a batch to other inputs.
 
     With `out`, the run is saved there every `checkpoint_seconds`, when it ends and when it is interrupted (SIGINT,
     SIGTERM), and the same call goes on where the last one stopped. On a CPU an interrupted run then has the same bits

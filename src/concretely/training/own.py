@@ -151,12 +151,13 @@ def own_task(
 def _running_on(data: str, batch: Inputs, todo: str, *, is_second: bool = False) -> Iterator[None]:
     """Name the data, and the shapes of a batch of them, in errors of a model that runs on it for the first time.
 
-    `todo` is the end of such an error. A ValueError is about the data only if the model has run on others before.
+    `todo` is the end of such an error. A ValueError is about the data only if there is something to do about it, or if
+    the model has run on other data before.
     """
     try:
         yield
     except (ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
-        if isinstance(error, ValueError) and not is_second:
+        if isinstance(error, ValueError) and not (todo or is_second):
             raise
         leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
         shapes = " and ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves)
@@ -203,6 +204,11 @@ def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | No
             raise
         if isinstance(first, Mapping):
             _inputs_by_name(what, defaults, first)
+        if by_keyword := _by_keyword(expected, len(inputs)):
+            must = f"{what} of ({', '.join(defaults)}) must take its inputs by position"
+            raise ValueError(
+                f"{must}, got {', '.join(by_keyword)} by keyword only: remove the * in its signature"
+            ) from None
         names, got = list(expected.parameters)[1:], f"{len(inputs)} input{'s' * (len(inputs) != 1)}"
         must = f"{what} of ({', '.join(names)}) must be given as many inputs"
         raise ValueError(f"{must}, got {got}: pass {BY_FUNCTION}") from None
@@ -219,6 +225,13 @@ def _defaults(model: nn.Module) -> dict[str, Any]:
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = list(_signature(model).parameters.values())[1:]
     return {own.name: own.default for own in parameters if own.kind not in several}
+
+
+def _by_keyword(expected: inspect.Signature, count: int) -> list[str]:
+    """Return the names of the parameters by keyword only that a number of inputs, or any number, needs."""
+    parameters = [own for own in list(expected.parameters.values())[1:] if own.kind is not own.VAR_KEYWORD]
+    by_keyword = [(place, own) for place, own in enumerate(parameters) if own.kind is own.KEYWORD_ONLY]
+    return [own.name for place, own in by_keyword if place < count or own.default is own.empty]
 
 
 def _inputs_by_name(what: str, defaults: Mapping[str, Any], batch: Mapping[Any, Any]) -> tuple[Any, ...]:
