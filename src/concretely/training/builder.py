@@ -171,8 +171,9 @@ def _module_of(place: str, name: str) -> ModuleType:
 def _module_of_file(path: Path) -> ModuleType:
     """Import a file, which may import others in its folder.
 
-    Its module is called like the file if any process finds it by that name, and otherwise by a name of its own. So it
-    takes the place of no other module, and objects of its classes can be sent to worker processes.
+    Its module is called like the file if any process finds it by that name. Objects of its classes can then be sent to
+    worker processes. Otherwise, such as for `json.py` or a second file of a name, it has a name of its own, which other
+    processes do not know. So it takes the place of no other module.
     """
     if not path.is_file():
         raise ImportError("there is no such file")
