@@ -121,6 +121,11 @@ def test_functions_of_a_row_are_called_with_every_row(tmp_path: Path) -> None:
     assert steps == list(range(1, 31))
 
 
+def test_functions_that_can_be_mistaken_for_each_other_are_given_by_name() -> None:
+    with pytest.raises(TypeError, match="positional arguments"):
+        Callbacks(print, print, print)  # type: ignore[misc]
+
+
 def test_a_damaged_checkpoint_of_one_of_several_runs_is_noted_with_its_name(tmp_path: Path) -> None:
     given, said = {"out": tmp_path, "seed": range(2)}, list[str]()
     for stop in (13, 21):

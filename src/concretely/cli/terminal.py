@@ -354,7 +354,7 @@ def training_progress(
 
     written = nullcontext(Callbacks()) if events is None else TensorBoard(events).open(recipe.steps)
     with progress if bar else nullcontext(), written as log:
-        yield Callbacks(step, log.row, row, note, sees_all=False)
+        yield Callbacks(step, log.row, mean_row=row, note=note, sees_all=False)
 
 
 def describe_rows(recipe: RunRecipe, rows: Sequence["Row"]) -> str:

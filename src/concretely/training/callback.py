@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -32,6 +32,7 @@ class Callbacks:
 
     step: Callable[[int], None] = lambda step: None
     row: Callable[[Row], None] = lambda row: None
+    _: KW_ONLY
     mean_row: Callable[[Row], None] = lambda row: None
     note: Callable[[str], None] = lambda sentence: None
     sees_all: bool = True
@@ -222,8 +223,8 @@ def joined_callbacks(
     return Callbacks(
         _call_all([part.step for part in parts if part.step is not Callbacks.step]),
         _call_all([part.row for part in parts]),
-        _call_all([part.mean_row for part in parts]),
-        _call_all(notes),
+        mean_row=_call_all([part.mean_row for part in parts]),
+        note=_call_all(notes),
         sees_all=any(part.has_each_step for part in parts),
     )
 
