@@ -111,6 +111,17 @@ def test_arguments_of_a_builder_are_in_the_name(tmp_path: Path) -> None:
     assert deep.name == "module.build-depth2-digits"
 
 
+@pytest.mark.parametrize("name", ["samples", "lr", "beta"])
+def test_an_argument_that_is_called_like_a_setting_has_a_name_of_its_own(name: str, tmp_path: Path) -> None:
+    for names_of, folder_of in ((list_names, train_folder), (sweep_names, sweep_folder)):
+        several, others = (recipes_of(**OWN, arguments={name: values, "width": "7"}) for values in ("2,3", "2,4"))
+        names = [f"set.{name}=2", f"set.{name}=3"]
+        assert [each.split(",width")[0] for each in names_of(several)] == names
+        folder = place(several, folder_of(several, tmp_path / names_of.__name__), names_of(several))
+        assert folder.name == "module.build-width7-digits"
+        assert folder_of(others, folder.parent) == folder
+
+
 def test_more_steps_go_on_in_the_same_folder_unless_the_rate_depends_on_the_last(tmp_path: Path) -> None:
     for schedule, goes_on in (("constant", True), ("linear", False)):
         several, longer = (recipes_of(**OWN, seed="0,1", lr_schedule=schedule, steps=n) for n in (20, 30))

@@ -187,6 +187,15 @@ def test_a_score_that_is_not_a_number_is_never_the_best() -> None:
     assert (run.step, run.best) == (10, None)
 
 
+def test_an_argument_that_is_called_like_a_setting_has_a_name_of_its_own(tmp_path: Path) -> None:
+    def make(seed: int) -> c.Model:
+        return build(seed)
+
+    runs = fitted(make, arguments={"seed": [2, 3]}, seed=[0, 1], steps=2, out=tmp_path)
+    names = [run.folder.name for run in runs]
+    assert names == [f"set.seed={width},seed={seed}" for width in (2, 3) for seed in (0, 1)]
+
+
 def test_validation_data_are_scored_by_the_discrete_graph() -> None:
     run = fitted(build(), valid=bits()[:20], every=30, validation_samples=4)
     generator = generator_of(3, Purpose.VALIDATION)

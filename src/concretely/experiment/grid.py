@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..training.own_recipe import OwnRecipe, RunRecipe
+from ..training.own_recipe import OwnRecipe, RunRecipe, argument_key
 from ..training.own_resolve import DIFFERENT_OWN
 from ..training.recipe import DIFFERENT, OF_DATA, Recipe
 
@@ -44,12 +44,13 @@ def differing_keys(recipes: Sequence[RunRecipe]) -> list[str]:
 
 def keys_of(recipe: RunRecipe) -> tuple[str, ...]:
     """Return the keys of a recipe that may have several values, with the arguments of a builder."""
-    return (*recipe.arguments, *DIFFERENT_OWN) if isinstance(recipe, OwnRecipe) else DIFFERENT
+    return (*map(argument_key, recipe.arguments), *DIFFERENT_OWN) if isinstance(recipe, OwnRecipe) else DIFFERENT
 
 
 def flat(recipe: RunRecipe) -> dict[str, Any]:
     """Return the settings of a recipe, with the arguments of a builder among them."""
-    return {**recipe.settings.get("arguments", {}), **recipe.settings}
+    given = recipe.arguments if isinstance(recipe, OwnRecipe) else {}
+    return {**{argument_key(name): value for name, value in given.items()}, **recipe.settings}
 
 
 def recipe_names(recipes: Sequence[RunRecipe], keys: Sequence[str]) -> list[str]:
@@ -73,7 +74,7 @@ def grid_title(recipes: Sequence[RunRecipe]) -> str:
     first = recipes[0]
     if isinstance(first, OwnRecipe):
         differing = differing_keys(recipes)
-        kept = {name: value for name, value in first.arguments.items() if name not in differing}
+        kept = {name: value for name, value in first.arguments.items() if argument_key(name) not in differing}
         return replace(first, arguments=kept).title.rpartition("-seed")[0]
     assert isinstance(first, Recipe)
     if "data" in differing_keys(recipes):

@@ -28,7 +28,7 @@ from .group import starts_group
 from .interrupt import stop_requested
 from .loop import DivergedError, train_states
 from .own import MakeEstimator, Options, Scheduled, own_task
-from .own_recipe import OwnRecipe, describe, require_options, require_possible, seeds_of
+from .own_recipe import OwnRecipe, argument_key, describe, require_options, require_possible, seeds_of
 from .own_resolve import remove_runs
 from .parallel import World, join
 from .source import Source, as_source
@@ -324,7 +324,7 @@ class _Settings:
         for name, values in (("seed", self._seeds), ("lr", self._lrs), *lists.items()):
             if not values:
                 raise ValueError(f"{name} must have at least one value, got none")
-        names = [*lists, *(["lr"] if len(self._lrs) > 1 else []), *(["seed"] if len(self._seeds) > 1 else [])]
+        names = [*map(argument_key, lists), *["lr"] * (len(self._lrs) > 1), *["seed"] * (len(self._seeds) > 1)]
         self._names = names or ["seed"]
 
     @property
@@ -336,7 +336,7 @@ class _Settings:
         """Yield the recipe, the folder and the name of every member."""
         for given, lr, seed in product(self.arguments, self._lrs, self._seeds):
             own = replace(recipe, arguments=given, seed=seed, lr=recipe.lr if lr is None else float(lr))
-            values = {**given, "lr": own.lr, "seed": seed}
+            values = {**{argument_key(key): value for key, value in given.items()}, "lr": own.lr, "seed": seed}
             name = ",".join(f"{key}={_short(values[key])}" for key in self._names).replace("/", "_")
             name = "" if self.is_one else name
             yield own, None if folder is None else folder / name, name

@@ -139,6 +139,19 @@ class OwnRecipe:
         return recipe
 
 
+def argument_key(name: str) -> str:
+    """Return the name of an argument of a builder among settings: one of its own if a setting has the same.
+
+    >>> argument_key("width"), argument_key("samples")
+    ('width', 'set.samples')
+    """
+    return f"set.{name}" if name in SETTINGS else name
+
+
+SETTINGS = frozenset(field.name for field in fields(OwnRecipe))
+"""The names of all settings of a run of one's own."""
+
+
 def require_possible(recipe: OwnRecipe) -> None:
     """Raise an error in one sentence if a setting is not possible."""
     for name in ("samples", "steps", "batch", "accumulate", "validation_samples"):
