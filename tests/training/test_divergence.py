@@ -93,7 +93,7 @@ def test_a_bound_beyond_hope_ends_the_run_before_it_is_saved(
         trained(tmp_path, seconds=seconds)
     way = "the last good checkpoint is that of step 7" if seconds == 0 else "there is no checkpoint yet"
     assert re.fullmatch(
-        rf"training has diverged by step {by}: its bound is -[\d.e+,]+, and was -\d\.\d+ at first; "
+        rf"training has diverged by step {by}: its objective is -[\d.e+,]+, and was -\d\.\d+ at first; "
         rf"the largest gradient is that of layer \S+; {way}: start a new run with a smaller lr in another folder",
         str(caught.value),
     )

@@ -34,7 +34,7 @@ ROWS = 500
 GAPS = 4
 """The least number of measurements of the gap in a row of a long run. A short run has fewer."""
 HOPELESS = 10
-"""Training has diverged if the bound is below minus this factor times the absolute bound before training."""
+"""The training of a model has diverged if its objective is below minus this factor times its absolute first value."""
 
 
 class DivergedError(ArithmeticError):
@@ -311,11 +311,11 @@ def _divergence(state: TrainState, run: Run, *, parameters: bool) -> str | None:
     """Return why a run has diverged, or None. With `parameters`, also check these, which waits for the device."""
     if (nonfinite := state.first_nonfinite()) is not None:
         return f"the gradient of step {nonfinite[0] + 1:,} is not finite, first in layer {nonfinite[1]}"
-    bound, least = state.bound(), -HOPELESS * max(abs(run.start), 1.0) if state.task.is_bound else -math.inf
-    if not bound >= least:
+    objective, least = state.bound(), -HOPELESS * max(abs(run.start), 1.0) if state.task.is_bound else -math.inf
+    if not objective >= least:
         layer = state.first_nonfinite_layer(state.step - 1)
-        bounds = f"its bound is {bound:,.4g}, and was {run.start:,.4g} at first"
-        return f"training has diverged by step {state.step:,}: {bounds}; the largest gradient is that of layer {layer}"
+        change = f"its objective is {objective:,.4g}, and was {run.start:,.4g} at first"
+        return f"training has diverged by step {state.step:,}: {change}; the largest gradient is that of layer {layer}"
     if parameters and (name := state.first_nonfinite_parameter()) is not None:
         return f"the parameters after step {state.step:,} are not finite, first in layer {name}"
     return None
