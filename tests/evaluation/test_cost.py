@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 import concretely as c
+from tests.budget import assert_likely
+
+from .example import seeded
 
 X, Y = torch.randn(7, 3, generator=torch.Generator().manual_seed(0)), torch.arange(7.0)
 
@@ -21,16 +25,15 @@ def nested(draw: c.Draw, batch: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
     return program(draw, *batch["pair"])
 
 
-def expected() -> Tensor:
-    """E (n - y)² = (E n - y)² + Var n for a sum n of independent bits."""
-    rate = X.double().sigmoid()
-    return (rate.sum(-1) - Y).square() + (rate * (1 - rate)).sum(-1)
-
-
 def test_it_is_the_mean_cost_of_every_data_point() -> None:
-    cost = c.evaluate(program, X, Y, samples=20_000, generator=torch.Generator().manual_seed(0))
-    # four bits more or less change no cost by more than 60, so that six standard errors are below 1
-    torch.testing.assert_close(cost.values, expected(), atol=1.0, rtol=0)
+    states = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3)
+    probs = c.Bernoulli(logits=X.double().unsqueeze(1)).log_prob(states).sum(-1).exp()
+    costs = (states.sum(-1) - Y.unsqueeze(1)).square()
+    expected = (probs * costs).sum(-1)
+    variance = (probs * (costs - expected.unsqueeze(1)).square()).sum(-1)
+    cost = c.evaluate(program, X, Y, samples=20_000, generator=seeded())
+    squares = (cost.values - expected).square() / (variance / 20_000)
+    assert_likely(stats.chi2.sf(squares.sum().item(), len(squares)), "of the squares")
     assert cost.samples == 20_000
     assert cost.mean == pytest.approx(cost.values.mean().item())
 
