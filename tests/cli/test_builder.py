@@ -32,14 +32,6 @@ def build(width=WIDTH):
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> str:
-    """A file of bits, with splits."""
-    x = own.bits(60).numpy()
-    np.savez(tmp_path / "my.npz", train=x[:40], valid=x[40:50], test=x[50:])
-    return str(tmp_path / "my.npz")
-
-
-@pytest.fixture
 def path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the folders of the files of a test."""
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -88,8 +80,8 @@ def failing(folder: Path, statement: str, *, last: int) -> tuple[str, ...]:
     """Write a program that fails after some calls, and return the words that train it."""
     file, x = folder / "failing.py", own.bits(60).numpy()
     file.write_text(FAILING.format(statement=statement, last=last))
-    np.savez(folder / "pairs.npz", train_x=x, train_y=x.sum(-1).astype(np.int64) % 3)
-    given = ("--data", str(folder / "pairs.npz"), *SHORT, "--estimator", "rloo", "--steps", "9")
+    data = own.write(folder / "pairs.npz", train_x=x, train_y=x.sum(-1).astype(np.int64) % 3)
+    given = ("--data", data, *SHORT, "--estimator", "rloo", "--steps", "9")
     return f"{file}:Failing", *given, "--out", str(folder / "run")
 
 

@@ -82,19 +82,17 @@ def test_a_member_that_diverges_is_told_and_the_others_are_shown(tmp_path: Path)
 
 def test_data_may_be_a_list(tmp_path: Path, trained: list[Path]) -> None:
     points = np.random.default_rng(0).integers(0, 2, (60, 64)).astype(np.uint8)
-    np.savez(tmp_path / "dots.npz", train=points[:40], test=points[40:])
-    code, stdout, stderr = call(
-        *TINY, "--data", f"digits,{tmp_path / 'dots.npz'}", "--seed", "0", "--out", str(tmp_path / "out")
-    )
+    dots = own.write(tmp_path / "dots.npz", train=points[:40], test=points[40:])
+    code, stdout, stderr = call(*TINY, "--data", f"digits,{dots}", "--seed", "0", "--out", str(tmp_path / "out"))
     assert (code, len(trained)) == (0, 2), stderr
     assert {line.split()[1] for line in stdout.splitlines() if "4H-64V" in line} == {"digits", "dots.npz"}
 
 
 def test_what_is_trained_on_may_be_a_list(tmp_path: Path, trained: list[Path]) -> None:
     grey = np.random.default_rng(0).random((60, 64)).astype(np.float32)
-    np.savez(tmp_path / "grey.npz", train=grey[:30], valid=grey[30:40], test=grey[40:])
+    path = own.write(tmp_path / "grey.npz", train=grey[:30], valid=grey[30:40], test=grey[40:])
     lists = ("--binarize", "bernoulli,threshold", "--train-on", "train,whole")
-    code, _, stderr = call(*TINY, "--data", str(tmp_path / "grey.npz"), *lists, "--out", str(tmp_path / "out"))
+    code, _, stderr = call(*TINY, "--data", path, *lists, "--out", str(tmp_path / "out"))
     assert (code, len(trained)) == (0, 4), stderr
     folders = sorted((tmp_path / "out").iterdir())
     assert [folder.name for folder in folders] == [
@@ -174,7 +172,7 @@ def test_bad_lists_get_one_sentence_and_nothing_is_made(
 def test_another_setting_has_another_default_folder(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: list[Path]
 ) -> None:
-    np.savez(tmp_path / "my.npz", train=own.bits(50).numpy(), test=own.bits(10).numpy())
+    own.write(tmp_path / "my.npz", train=own.bits(50).numpy(), test=own.bits(10).numpy())
     monkeypatch.chdir(tmp_path)
     given = ("tests.training.own:build", "--data", "my.npz", "--steps", "2", "--batch", "8", "--score-samples", "2")
     for extra in ((), ("--estimator", "rloo"), ("--optimizer", "muon")):
