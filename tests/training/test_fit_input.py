@@ -92,6 +92,7 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"precision": "half"}, "unknown precision 'half'"),
     ({"precision": 16}, "unknown precision 16"),
     ({"optimizer": 3}, "optimizer must be a name, a class of torch.optim or a function, got int"),
+    ({"optimizer": None}, "optimizer must be a name, a class of torch.optim or a function, got None"),
     ({"schedule": 3}, "schedule must be a name or a function, got 3"),
     ({"beta": "0.5"}, "beta must be a number, or a schedule such as Warmup(1000), got '0.5'"),
     ({"beta": -1}, "beta must be finite and not negative, got -1"),

@@ -171,6 +171,7 @@ def require_options(optimizer: Any, schedule: Any, lr: Any, beta: Any, inputs: A
     for name, value, names in (("optimizer", optimizer, OPTIMIZERS), ("schedule", schedule, LR_SCHEDULES)):
         if isinstance(value, str) and value not in names:
             raise ValueError(f"unknown {name} {value!r}{did_you_mean(value, names)}")
+    _require(optimizer is not None, "optimizer", "be a name, a class of torch.optim or a function", optimizer)
     _require(isinstance(schedule, str) or callable(schedule), "schedule", "be a name or a function", schedule)
     rates = lr if isinstance(lr, Sequence) and not isinstance(lr, str) else [lr]
     _require(all(rate is None or _is_number(rate) for rate in rates), "lr", "be a number, or a list of numbers", lr)
