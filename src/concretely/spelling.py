@@ -1,7 +1,7 @@
 """Suggestions for misspelt names, checks, parsing, formatting and meaning of numbers, and text safe to print."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any
@@ -44,6 +44,15 @@ def shown(value: object) -> str:
     """
     text = repr(value)
     return text if len(text) <= 60 and text.isprintable() else type(value).__name__
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Return names in one line, at most some of them.
+
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b, …'
+    """
+    return ", ".join(names[:most]) + ", …" * (len(names) > most)
 
 
 def first_line(error: BaseException) -> str:

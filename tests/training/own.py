@@ -115,6 +115,13 @@ def fitted(model: Any = build, data: Any = None, **given: Any) -> Any:
     return c.fit(model, bits() if data is None else data, **given)
 
 
+def said(model: Any, data: Any = None, **given: Any) -> list[str]:
+    """What is said during a run."""
+    found = list[str]()
+    fitted(model, data, callbacks=Callbacks(note=found.append), **given)
+    return found
+
+
 def stopping(after: int) -> Callbacks:
     """Callbacks that interrupt training after some steps, as Ctrl-C does."""
 

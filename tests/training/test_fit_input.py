@@ -20,7 +20,7 @@ from concretely.training.trial import _unchanged
 
 from . import own
 from .example import assert_same
-from .own import bits, build, fitted, saved, stopping
+from .own import bits, build, fitted, said, saved, stopping
 
 LABELS = (bits().sum(-1) % 3).long()
 
@@ -158,13 +158,6 @@ def test_a_class_as_an_instance_of_an_optimizer_is_refused() -> None:
     model = build()
     with pytest.raises(TypeError, match=r"^optimizer must be made by fit, got an instance: pass torch.optim.SGD or"):
         fitted(model, optimizer=torch.optim.SGD(model.parameters(), 0.1), lr=None)
-
-
-def said(model: Any, data: Any = None, **given: Any) -> list[str]:
-    """What is said during a run."""
-    found = list[str]()
-    fitted(model, data, callbacks=Callbacks(note=found.append), **given)
-    return found
 
 
 class Spare(own.Posterior):

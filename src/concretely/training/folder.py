@@ -20,7 +20,7 @@ from ..data import load_data
 from ..environment import require_environment
 from ..file import atomic_write
 from ..model.model import Function
-from ..spelling import is_count, is_number
+from ..spelling import is_count, is_number, listed
 from . import checkpoint
 from .checkpoint import require_tensors
 from .origin import require_named
@@ -98,7 +98,7 @@ def load_recipe(folder: str | Path) -> RunRecipe:
     path = folder / FILE
     if not path.is_file():
         inside = runs_in(folder)
-        some = ", ".join(map(repr, inside[:SOME])) + ", …" * (len(inside) > SOME)
+        some = listed([repr(name) for name in inside], most=SOME)
         which = f"which holds runs: choose one of {some}" if inside else f"which has no {FILE}"
         raise ValueError(f"run must be the folder of a run, got {str(folder)!r}, {which}")
     return recipe_of(read(path))

@@ -32,6 +32,10 @@ class TorchOptimizer:
         self.lrs = [float(group["lr"]) for group in groups]
         known = {id(parameter) for group in groups for parameter in group["params"]}
         self.left_out = [name for name, parameter in parameters.items() if id(parameter) not in known]
+        """The names of the parameters that the optimizer does not have."""
+        if len(self.left_out) == len(parameters):
+            todo = "pass its class, or a function that uses the parameters that it is given"
+            raise ValueError(f"optimizer must have parameters of the model, got one that has none of them: {todo}")
         if self.device.type != "cpu":  # so that a step can be captured as a CUDA graph
             for group in groups:
                 group["lr"] = torch.tensor(group["lr"], device=self.device)

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from ..graph.program import eval_mode
 from ..layer.base import Layer
 from ..layer.choice import Choice
+from ..spelling import listed
 
 if TYPE_CHECKING:
     from .train_state import TrainState
 
-NAMED = 5
-"""The maximum number of parameters that a sentence names."""
 SAME = 1e-3
 """The relative difference between two losses that rounding can explain."""
 
@@ -23,7 +22,8 @@ SAME = 1e-3
 def examine(state: "TrainState", note: Callable[[str], None]) -> bool:
     """Run the loss of the next step and its gradient, and return whether the step may be captured as a CUDA graph.
 
-    Raise if no parameter gets a gradient. Name parameters without one, and values that do not come from torch.
+    Raise if no parameter gets a gradient. Name parameters without one or without an optimizer, and values that do not
+    come from torch.
     """
     named = {name: parameter for name, parameter in state.loss.named_parameters() if parameter.requires_grad}
     if not named:
@@ -37,10 +37,12 @@ def examine(state: "TrainState", note: Callable[[str], None]) -> bool:
             reached |= _reached(state.next_loss(), named)
     if not reached:
         raise ValueError("the loss must depend on the parameters of the model, got no gradient for any of them")
-    unused = [name.partition(".")[2] for name in named if name not in reached | _taking_turns(state.loss)]
-    if unused:
-        some = ", ".join(unused[:NAMED]) + ", …" * (len(unused) > NAMED)
-        note(f"no gradient reaches {len(unused)} of {len(named)} parameters: {some}")
+    unused = [name for name in named if name not in reached | _taking_turns(state.loss)]
+    left_out = [] if state.optimizer is None else state.optimizer.left_out
+    for what, names in (("no gradient reaches", unused), ("the optimizer leaves out", left_out)):
+        if names:
+            some = listed([name.partition(".")[2] for name in names])
+            note(f"{what} {len(names)} of {len(named)} parameters: {some}")
     one, other = first.item(), second.item()
     repeats = one == other or one != one or abs(one - other) <= SAME * max(abs(one), abs(other))
     if not repeats:

@@ -1,0 +1,24 @@
+"""Settings that would train something else than what was asked for are refused or named."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from .own import Gate, bits, build, fitted, said
+
+LABELS = (bits().sum(-1) % 3).long()
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    other = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"^optimizer must have parameters of the model, got one that has none of"):
+        fitted(build, optimizer=lambda parameters: torch.optim.SGD(other.parameters(), 0.1), lr=None)
+
+
+def test_parameters_that_an_optimizer_leaves_out_are_named() -> None:
+    given: dict[str, Any] = {"data": (bits(), LABELS), "lr": None}
+    (sentence,) = said(Gate(), optimizer=lambda parameters: torch.optim.SGD(parameters[:3], 0.1), **given)
+    assert sentence == "the optimizer leaves out 3 of 6 parameters: maps.0.bias, maps.1.weight, maps.1.bias"
+    assert said(Gate(), optimizer=torch.optim.SGD, **given | {"lr": 0.1}) == []
