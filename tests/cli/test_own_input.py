@@ -182,3 +182,18 @@ def test_a_list_is_tried_whole_before_it_is_trained(data: str, tmp_path: Path) -
     assert code == 2
     assert stderr.startswith("tests.training.own:build must build a model from width='a'")
     assert not (tmp_path / "list").exists()
+
+
+def test_a_list_of_models_with_the_same_parameters_is_not_trained(data: str, tmp_path: Path) -> None:
+    given = ("--data", data, "--seed", "0,1", "--out", str(tmp_path / "list"))
+    code, _, stderr = call("train", "tests.cli.test_own_input:shared", *given)
+    assert code == 2
+    assert stderr.startswith("a builder must make new parameters for each seed and setting, got the same 'p.logits'")
+    assert not (tmp_path / "list").exists()
+
+
+ONCE = own.build()
+
+
+def shared() -> c.Model:
+    return ONCE

@@ -1,12 +1,15 @@
 """Settings that would train something else than what was asked for are refused or named."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from .own import Gate, bits, build, fitted, said
+import concretely as c
+
+from .own import Gate, Posterior, Prior, bits, build, fitted, said
 
 LABELS = (bits().sum(-1) % 3).long()
 
@@ -22,3 +25,16 @@ def test_parameters_that_an_optimizer_leaves_out_are_named() -> None:
     (sentence,) = said(Gate(), optimizer=lambda parameters: torch.optim.SGD(parameters[:3], 0.1), **given)
     assert sentence == "the optimizer leaves out 3 of 6 parameters: maps.0.bias, maps.1.weight, maps.1.bias"
     assert said(Gate(), optimizer=torch.optim.SGD, **given | {"lr": 0.1}) == []
+
+
+@pytest.mark.parametrize("several", [{"seed": range(2)}, {"arguments": {"drop": [0.0, 0.1]}}], ids=["seed", "argument"])
+def test_runs_that_would_share_a_parameter_are_refused(several: dict[str, Any], tmp_path: Path) -> None:
+    posterior = Posterior()
+    sentence = (
+        r"^a builder must make new parameters for each seed and setting, got the same 'q.encoder.0.weight' twice: "
+    )
+    with pytest.raises(ValueError, match=sentence):
+        fitted(lambda drop=0.0: c.Model(Prior(), posterior), **several, out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+    posterior.requires_grad_(False)
+    assert len(fitted(lambda drop=0.0: c.Model(Prior(), posterior), **several, steps=2)) == 2

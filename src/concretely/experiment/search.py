@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..file import file_lock, read_bytes, writable_dir, write_text
+from ..training.builder import require_separate
+from ..training.own_method import own_model
 from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.own_resolve import resolve_recipe
 from ..training.recipe import FILE, OF_DATA, Member, section_settings
@@ -182,6 +184,8 @@ def _train(
     for recipe in {(program_of(recipe), data_name(recipe)): recipe for recipe, _ in tried}.values():
         state = TrainState.of(recipe, data(recipe), device=device)
         state.dry_run()
+        if isinstance(recipe, OwnRecipe) and len(members) > 1:
+            require_separate([state.model, own_model(recipe)])
         for split, precision in score.wanted.items():
             require_scorable(recipe, state.model, data(recipe), split=split, samples=precision.samples)
     writable_dir(out)

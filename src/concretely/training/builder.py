@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -87,6 +87,17 @@ def built_by_name(name: str, arguments: Mapping[str, Any], *, seed: int) -> nn.M
         must = f"{name} must build a model from {given or 'its defaults'}"
         raise ValueError(f"{must}, got {describe_raised(error)}") from error
     return _as_model(name, target)
+
+
+def require_separate(models: Sequence[nn.Module]) -> None:
+    """Raise if two of several models would train the same parameter."""
+    seen = set[int]()
+    for model in models:
+        own = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        if shared := [name for key, name in own.items() if key in seen]:
+            must = "a builder must make new parameters for each seed and setting"
+            raise ValueError(f"{must}, got the same {shared[0]!r} twice: make all modules inside of it")
+        seen |= own.keys()
 
 
 def _called(build: Build, arguments: Mapping[str, Any], *, seed: int) -> Any:

@@ -21,7 +21,7 @@ from ..model.model import as_module, checked_objective
 from ..objective import Objective, average
 from ..schedule import Schedule
 from ..spelling import did_you_mean
-from .builder import built, is_builder, name_of, name_of_class, require_arguments
+from .builder import built, is_builder, name_of, name_of_class, require_arguments, require_separate
 from .callback import Callback, joined_callbacks, warn_caller
 from .folder import Run
 from .group import starts_group
@@ -30,7 +30,7 @@ from .loop import DivergedError, train_states
 from .own import MakeEstimator, Options, Scheduled, own_task
 from .own_recipe import OwnRecipe, argument_key, describe, require_options, require_possible, seeds_of
 from .own_resolve import remove_runs
-from .parallel import World, join
+from .parallel import World, join, shapes_of
 from .source import Source, as_source
 from .task import OptimizerFactory
 from .train_state import Row, TrainState
@@ -273,6 +273,7 @@ def fit(
             _Member(own, built(model, own.arguments, seed=own.seed) if module is None else module, where, name)
             for own, where, name in spread
         ]
+        require_separate([member.model for member in members])
         stack.enter_context(_products(precision))
         stop = stack.enter_context(stop_requested())
         how: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "callbacks": called, "stop": stop}
@@ -344,8 +345,7 @@ class _Settings:
 
 def _program_key(member: _Member) -> Hashable:
     """Return a key that is equal for members whose steps can be taken as one program."""
-    shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in member.model.state_dict().items())
-    return repr(replace(member.recipe, seed=0, lr=None).settings), shapes
+    return repr(replace(member.recipe, seed=0, lr=None).settings), tuple(shapes_of(member.model.state_dict()).items())
 
 
 def _validation(valid: Any, device: torch.device) -> Any:

@@ -17,6 +17,7 @@ import torch
 from ..environment import describe_environment
 from ..file import exclusive_dir, write_text
 from . import checkpoint
+from .builder import require_separate
 from .callback import Callbacks
 from .collapse import CollapseWatch
 from .engine import GAP_INTERVAL, Engine
@@ -94,6 +95,7 @@ def train_together(
         TrainState.of(member.recipe, moved[id(own_data)], device=device, world=world)
         for member, own_data in zip(members, own, strict=True)
     ]
+    require_separate([state.model for state in states])
     how: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "callbacks": callbacks, "stop": stop}
     return train_states(states, [member.folder for member in members], **how, until=until)
 
