@@ -31,6 +31,7 @@ from .own import MakeEstimator, Options, Scheduled, own_task
 from .own_recipe import OwnRecipe, argument_key, describe, require_options, require_possible, seeds_of
 from .own_resolve import remove_runs
 from .parallel import World, join, shapes_of
+from .place import tensors_of
 from .source import Source, as_source
 from .task import OptimizerFactory
 from .train_state import Row, TrainState
@@ -338,14 +339,13 @@ class _Settings:
         for given, lr, seed in product(self.arguments, self._lrs, self._seeds):
             own = replace(recipe, arguments=given, seed=seed, lr=recipe.lr if lr is None else float(lr))
             values = {**{argument_key(key): value for key, value in given.items()}, "lr": own.lr, "seed": seed}
-            name = ",".join(f"{key}={_short(values[key])}" for key in self._names).replace("/", "_")
-            name = "" if self.is_one else name
+            name = "" if self.is_one else ",".join(f"{key}={_short(values[key])}" for key in self._names)
             yield own, None if folder is None else folder / name, name
 
 
 def _program_key(member: _Member) -> Hashable:
     """Return a key that is equal for members whose steps can be taken as one program."""
-    return repr(replace(member.recipe, seed=0, lr=None).settings), tuple(shapes_of(member.model.state_dict()).items())
+    return repr(replace(member.recipe, seed=0, lr=None).settings), tuple(shapes_of(tensors_of(member.model)).items())
 
 
 def _validation(valid: Any, device: torch.device) -> Any:
@@ -393,7 +393,7 @@ def _products(precision: str) -> Iterator[None]:
 
 
 def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return (f"{value:g}" if isinstance(value, float) else str(value)).replace("/", "_")
 
 
 def _warn(sentence: str) -> None:

@@ -290,5 +290,6 @@ def export(run: Run, train_state: TrainState, folder: Path) -> None:
         table.writeheader()
         table.writerows(_saved(row) | dict(row.metrics) for row in run.rows)
     if run.finished:
+        kept = parameters.keys() & train_state.model.state_dict().keys()  # without the buffers that it leaves out
         with atomic_write(folder / PARAMETERS) as place:
-            place.write_bytes(save({name: tensor.cpu().contiguous() for name, tensor in parameters.items()}))
+            place.write_bytes(save({name: parameters[name].cpu().contiguous() for name in sorted(kept)}))

@@ -25,6 +25,7 @@ from .folder import Run, export, require_same, resume, save_checkpoint
 from .origin import sign_run
 from .own_recipe import OwnRecipe, RunRecipe
 from .parallel import ALONE, World, shapes_of
+from .place import tensors_of
 from .recipe import FILE, Member
 from .stream import EndOfDataError
 from .train_state import Row, TrainState
@@ -122,7 +123,7 @@ def train_states(
     world.require_same("call", {**called, "compile": states[0].task.compiles})
     for state in states:
         world.require_same("recipe", {**state.recipe.settings, "digest of the data": state.task.digest})
-        world.require_same("model", {} if world.shards else shapes_of({**state.model.state_dict(), **state.state}))
+        world.require_same("model", {} if world.shards else shapes_of({**tensors_of(state.model), **state.state}))
         world.require_same_batches(state.task.feed, state.step)
         world.broadcast_([] if world.shards else list(state.state.values()))
     for state in states:

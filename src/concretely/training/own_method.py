@@ -17,6 +17,8 @@ from .own import MakeEstimator, Options, own_task
 from .own_loss import TEMPERATURE, at_temperatures
 from .own_recipe import OBJECTS, OwnRecipe
 from .own_resolve import made_from_text, own_program_key, read_schedule, read_temperature
+from .parallel import shapes_of
+from .place import tensors_of
 from .source import as_source, load_splits
 from .task import Task
 
@@ -59,7 +61,7 @@ def own_task_of(recipe: OwnRecipe, data: OwnData, *, device: torch.device | str 
         as_source(data.split(split), device=place, note=lambda sentence: None, name=data.name)
         for split in (("train", "valid") if recipe.validate else ("train",))
     ]
-    shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items())
+    shapes = tuple(shapes_of(tensors_of(model)).items())
     options = Options(
         estimator=estimator_from_text(recipe.estimator, recipe.temperature, recipe.prior_temperature),
         temperature=_scheduled(recipe),

@@ -63,6 +63,18 @@ def keeping_buffers(loss: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
+def tensors_of(model: nn.Module) -> State:
+    """Return the parameters and buffers of a model by name, also the buffers that its state dict leaves out.
+
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> layer.register_buffer("count", torch.zeros(1), persistent=False)
+    >>> sorted(tensors_of(layer)), sorted(layer.state_dict())
+    (['count', 'weight'], ['weight'])
+    """
+    named = {**dict(model.named_buffers()), **model.state_dict()}
+    return {name: own for name, own in named.items() if isinstance(own, Tensor)}  # not the extra state of a module
+
+
 def buffers_of(loss: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     """Yield the modules of a loss with the names of their buffers and the buffers."""
     for module in loss.modules():

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .parallel import World, shapes_of
+from .place import tensors_of
 from .task import Task
 
 KINDS = ("first/", "second/", "ema/")
@@ -28,7 +29,7 @@ class Sharding:
             raise ValueError(f"optimizer must be adam for sharded parameters, got {task.recipe.optimizer}")
         self._loss, self._world = task.loss, world
         if not any(isinstance(parameter, DTensor) for parameter in task.loss.parameters()):
-            world.require_same("model", shapes_of(task.loss.state_dict()))
+            world.require_same("model", shapes_of(tensors_of(task.loss)))
             world.broadcast_([tensor.detach() for tensor in (*task.loss.parameters(), *task.loss.buffers())])
         self._mesh = init_device_mesh(world.device.type, (world.ranks,))
         fully_shard(task.loss, mesh=self._mesh, reshard_after_forward=True)
@@ -102,14 +103,13 @@ class Sharding:
 
     def model_tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """Return copies of the whole parameters and buffers of the model, on the CPU. All ranks must call this."""
-        tensors = model.state_dict()
         return {
             name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()).to("cpu", copy=True)
-            for name, tensor in tensors.items()
+            for name, tensor in tensors_of(model).items()
         }
 
     def load_model(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         """Set the parameters and buffers of the model to whole tensors."""
         with torch.no_grad():
-            for name, own in model.state_dict().items():
+            for name, own in tensors_of(model).items():
                 self.copy_(f"model/{name}", self.local(own), tensors[name])

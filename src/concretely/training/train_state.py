@@ -18,7 +18,7 @@ from .own_method import own_task_of
 from .own_recipe import OwnRecipe, RunRecipe
 from .paper import paper_recipe, paper_task
 from .parallel import ALONE, World
-from .place import State, path_of
+from .place import State, path_of, tensors_of
 from .rng import DRAWS, Purpose, draw_offsets, keys_of, keys_of_part, seed_torch, torch_generators
 from .task import DRAWN, Task
 from .torch_optimizer import PREFIX, TorchOptimizer
@@ -191,7 +191,7 @@ class TrainState:
         with self.averaged():
             if self.sharding is not None:
                 return self.sharding.model_tensors(self.model)
-            return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+            return {name: tensor.detach().clone() for name, tensor in tensors_of(self.model).items()}
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -215,7 +215,9 @@ class TrainState:
         """Set the parameters of the model to the best so far or, without validations, to their running averages."""
         chosen = self.best or self.parameters()
         if self.sharding is None:
-            self.model.load_state_dict(chosen)
+            self.model.load_state_dict(chosen, strict=False)  # which leaves some buffers as they are
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(chosen[name])
         else:
             self.sharding.load_model(self.model, chosen)
             self.sharding.unshard()
@@ -283,7 +285,7 @@ class TrainState:
         if self.sharding is not None:
             expected = {name: self.sharding.empty(name, tensor) for name, tensor in expected.items()}
         if best:
-            expected |= {f"best/{name}": tensor for name, tensor in self.model.state_dict().items()}
+            expected |= {f"best/{name}": tensor for name, tensor in tensors_of(self.model).items()}
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
         require_tensors(own if self.optimizer else tensors, expected, place)
         if not 0 <= tensors["row/sums"][1].item() <= step:
