@@ -1,7 +1,8 @@
-"""Builders in files are imported by their paths, and take the place of no other module."""
+"""Builders in files are imported by their paths, take the place of no other module, and are seeded."""
 
 import json
 import pickle
+import random
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -10,8 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from concretely.training.builder import built_by_name, imported
+from concretely.training.builder import built, built_by_name, imported
+
+from .own import Gate
 
 BUILDER = """
 from __future__ import annotations
@@ -105,3 +110,17 @@ def test_a_file_that_failed_is_read_again_once_it_is_mended(tmp_path: Path) -> N
             imported(name)
         write(tmp_path / f"{stem}.py", "def build(): ...\n")
         assert imported(name).__name__ == "build"
+
+
+def test_a_seed_builds_one_model_whatever_generator_its_builder_draws_from() -> None:
+    def drawing() -> nn.Module:
+        model = Gate()
+        drawn = [random.random(), np.random.random(), torch.rand(()).item()]
+        model.register_buffer("drawn", torch.tensor(drawn))
+        return model
+
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    models = [built(drawing, {}, seed=seed).get_buffer("drawn") for seed in (0, 0, 1)]
+    assert models[0].equal(models[1])
+    assert models[0].ne(models[2]).all()
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before

@@ -18,6 +18,7 @@ from ..graph.program import Draw, required_names
 from ..model.model import as_module
 from ..spelling import did_you_mean
 from .rng import Purpose, seed_of
+from .stream import seeded_everything
 from .user_error import describe_raised
 
 Build = Callable[..., Any]
@@ -101,8 +102,9 @@ def require_separate(models: Sequence[nn.Module]) -> None:
 
 
 def _called(build: Build, arguments: Mapping[str, Any], *, seed: int) -> Any:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed_of(seed, Purpose.INITIAL))
+    own = seed_of(seed, Purpose.INITIAL)
+    with torch.random.fork_rng(), seeded_everything(own):
+        torch.manual_seed(own)  # also the generators of GPUs
         return build(**arguments)
 
 
