@@ -1,6 +1,7 @@
 """The model of a run comes back by its folder, and callbacks see every row."""
 
 import csv
+import math
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -295,3 +297,35 @@ def test_a_tied_parameter_comes_back(tmp_path: Path) -> None:
 
     run = fitted(tied, out=tmp_path)
     assert_same(dict(c.load(tmp_path, model=tied()).state_dict()), dict(run.model.state_dict()))
+
+
+class Settled(own.Gate):
+    """A program that keeps an argument of its builder."""
+
+    def __init__(self, setting: Any) -> None:
+        super().__init__()
+        self.setting = setting
+
+
+@pytest.mark.parametrize(
+    ("setting", "plain"),
+    [
+        (None, None),
+        ({"drop": 0.5, "norm": None, "a b": {}}, {"drop": 0.5, "norm": None, "a b": {}}),
+        ([(8, 16)], [8, 16]),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (math.inf, math.inf),
+        (math.nan, math.nan),
+    ],
+    ids=["none", "dictionary", "tuple", "float32", "int64", "infinity", "nan"],
+)
+def test_a_builder_gets_the_same_argument_in_every_call(setting: Any, plain: Any, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"data": {"x": bits(), "y": LABELS}, "arguments": {"setting": setting}, "out": tmp_path}
+    made = []
+    for steps in (2, 4):
+        run = fitted(Settled, **given, estimator=c.RLOO(), samples=2, steps=steps)
+        made.append(run[0] if isinstance(run, list) else run)
+    assert [run.step for run in made] == [2, 4]
+    settings = [*(run.model.setting for run in made), c.load(made[0].folder).setting]
+    assert [repr(one) for one in settings] == [repr(plain)] * 3

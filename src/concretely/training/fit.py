@@ -176,7 +176,7 @@ def fit(
         patience: The number of validations without improvement after which training stops, or 0 to never stop early.
         validation_samples: The number of samples for each data point in a validation.
         seed: The seed of the initial parameters (of a builder), the order of the data, and all noise; or several.
-        arguments: Arguments of the builder. Lists are several settings.
+        arguments: Arguments of the builder: plain values, of which tuples become lists. Lists are several settings.
         inputs: A function from a batch to the inputs of the program.
         temperature: A temperature that replaces that of the estimator: a number, a schedule such as `Annealing`, or
             either by node.

@@ -190,9 +190,9 @@ def _run(recipe: RunRecipe, last: checkpoint.Checkpoint) -> Run:
     state = dict(last.state)
     was = recipe_of(state.pop("recipe"))
     now, before = recipe.settings, was.settings
-    if changed := [
-        name for name in {**now, **before} if name not in recipe.flexible and now.get(name) != before.get(name)
-    ]:
+    changed = [name for name in {**now, **before} if name not in recipe.flexible and now.get(name) != before.get(name)]
+    changed = [name for name in changed if repr(now.get(name)) != repr(before.get(name))]  # a NaN differs from itself
+    if changed:
         others = f"other values of {', '.join(changed)}: {INSTEAD}"
         raise ValueError(f"a resumed run must keep its recipe except for steps, got {others}")
     if was.lr_schedule != "constant" and was.steps != recipe.steps:

@@ -22,6 +22,8 @@ UNNAMED = re.compile(r"<.*> at 0x[0-9a-f]+|0x[0-9a-f]+")
 
 OBJECTS = "data"
 """The name of data that are objects of Python."""
+NONE = {"none": True}
+"""What None is in a file of TOML, which has no word for it."""
 WEIGHT = "be finite and not negative"
 """What the weight of the KL must be."""
 
@@ -71,7 +73,7 @@ class OwnRecipe:
     model: str
     """The name by which the model or its builder can be imported, or a description."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """The arguments of the builder."""
+    """The arguments of the builder, as plain values: a tuple becomes a list, as in the files of a run."""
     data: str = "data"
     """The name of the data, or their path."""
     estimator: str = "concrete"
@@ -97,6 +99,9 @@ class OwnRecipe:
     validate: int = 0
     validation_samples: int = 10
     patience: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", {name: _as_read(value) for name, value in self.arguments.items()})
 
     @property
     def title(self) -> str:
@@ -260,10 +265,30 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | float | str) else describe(value)
 
 
+def _as_read(value: Any) -> Any:
+    """Return a value as it is read from the files of a run.
+
+    >>> _as_read({"widths": (8, 16), "norm": NONE})
+    {'widths': [8, 16], 'norm': None}
+    """
+    if isinstance(value, Mapping):
+        return None if value == NONE else {name: _as_read(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_read(entry) for entry in value]
+    if isinstance(value, Real) and not isinstance(value, bool):  # which may be of numpy
+        return int(value) if isinstance(value, Integral) else float(value)
+    return value
+
+
 def _toml(value: Any) -> str:
     """Return a plain value as TOML. Values that TOML lacks become text."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
+    if value is None or isinstance(value, Mapping):
+        entries = NONE if value is None else value
+        return f"{{{', '.join(f'{_key(name)} = {_toml(entry)}' for name, entry in entries.items())}}}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
     if not isinstance(value, str | int | float | bool):
         value = str(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
