@@ -38,3 +38,46 @@ def test_runs_that_would_share_a_parameter_are_refused(several: dict[str, Any], 
     assert not (tmp_path / "runs").exists()
     posterior.requires_grad_(False)
     assert len(fitted(lambda drop=0.0: c.Model(Prior(), posterior), **several, steps=2)) == 2
+
+
+class Tempered(Gate):
+    """A program with a parameter for the temperature of its estimator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor(0.5))
+
+
+@pytest.mark.parametrize("by_node", [False, True])
+def test_a_temperature_that_is_a_parameter_of_the_model_is_learned(by_node: bool) -> None:
+    model = Tempered()
+    temperature = {"gate": model.temperature} if by_node else model.temperature
+    assert said(model, (bits(), LABELS), estimator=c.Pathwise(temperature)) == []
+    assert model.temperature.item() != 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"estimator": c.Pathwise(nn.Parameter(torch.tensor(0.5)))},
+            "a temperature that is learned must be a parameter ",
+        ),
+        (
+            {"estimator": c.Pathwise({"gate": nn.Parameter(torch.tensor(0.5))})},
+            "a temperature that is learned must be a ",
+        ),
+        ({"estimator": c.Pathwise(nn.Parameter(torch.zeros(())).exp())}, "a temperature that is learned must be a par"),
+        (
+            {"temperature": nn.Parameter(torch.tensor(0.5))},
+            "temperature must be numbers or schedules, got a tensor that ",
+        ),
+        (
+            {"temperature": {"gate": nn.Parameter(torch.ones(()))}},
+            "temperature must be numbers or schedules, got a tens",
+        ),
+    ],
+)
+def test_a_temperature_that_would_not_be_learned_is_refused(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        fitted(Gate(), (bits(), LABELS), **given)

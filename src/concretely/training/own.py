@@ -36,6 +36,7 @@ from .own_loss import (
     draws_relaxed,
     has_temperature,
     node_temperatures,
+    requires_gradient,
     shown_temperature,
 )
 from .own_recipe import OwnRecipe, require_schedules
@@ -311,6 +312,9 @@ def _estimator(options: Options, model: nn.Module, inputs: tuple[Any, ...], *, s
     if not has_temperature(estimator):
         name = type(estimator).__name__
         raise ValueError(f"temperature must be left out, as {name} has none, got {options.temperature!r}")
+    if requires_gradient(options.temperature):
+        todo = "to learn it, give a parameter of the model to the estimator, as in Pathwise(model.temperature)"
+        raise ValueError(f"temperature must be numbers or schedules, got a tensor that requires a gradient: {todo}")
     is_number = isinstance(options.temperature, int | float)  # which needs no table on the device
     return at_temperatures(estimator, {TEMPERATURE: float(options.temperature)}) if is_number else estimator  # type: ignore[arg-type]
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from numbers import Real
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.utils._pytree import tree_leaves
 
 from ..distribution.variable import DiscreteVariable
 from ..estimator import (
@@ -117,6 +118,24 @@ def draws_relaxed(estimator: Estimator) -> bool:
 def has_temperature(estimator: Estimator) -> bool:
     """Return whether an estimator has a temperature that can be replaced."""
     return is_dataclass(estimator) and hasattr(estimator, TEMPERATURE)
+
+
+def requires_gradient(values: Any) -> bool:
+    """Return whether values, or mappings of values, have a tensor that requires a gradient."""
+    return any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in tree_leaves(values))
+
+
+def require_learned(loss: MemberLoss) -> None:
+    """Raise if an estimator has a tensor that requires a gradient and that training would leave as it is."""
+    own, estimator = {id(parameter) for parameter in loss.parameters()}, cast("Any", loss.estimator)
+    given = tree_leaves(
+        [getattr(estimator, part.name) for part in fields(estimator)] if is_dataclass(estimator) else []
+    )
+    if requires_gradient([leaf for leaf in given if id(leaf) not in own]):
+        must = "a temperature that is learned must be a parameter of the model, as in Pathwise(model.temperature)"
+        raise ValueError(
+            f"{must}, got another tensor that requires a gradient in {type(estimator).__name__}: detach it"
+        )
 
 
 def at_temperatures(estimator: Estimator, values: Mapping[str, float | Tensor]) -> Estimator:

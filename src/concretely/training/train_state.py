@@ -14,6 +14,7 @@ from ..functional.noise import Keys
 from ..graph.program import eval_mode
 from ..schedule import at_step
 from .checkpoint import require_tensors
+from .own_loss import require_learned
 from .own_method import own_task_of
 from .own_recipe import OwnRecipe, RunRecipe
 from .paper import paper_recipe, paper_task
@@ -70,6 +71,7 @@ class TrainState:
         self.world = world
         """The ranks that train the run together."""
         self.task, self.device, self.loss, self.model = task, task.device, task.loss, task.model
+        require_learned(task.loss)
         self.optimizer = _optimizer(task)
         """The optimizer of torch, if the task has one."""
         self.state = _initial(
