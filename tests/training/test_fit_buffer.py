@@ -1,5 +1,7 @@
 """Buffers of a user's model, which only training steps change, come back with the parameters."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +57,52 @@ def test_a_buffer_outside_of_the_state_dict_comes_back(given: dict[str, Any], tm
     model = build()
     model.load_state_dict(exported)
     assert_same(dict(model.state_dict()), exported)
+
+
+class Counting(Posterior):
+    """An encoder that replaces a buffer in each step."""
+
+    def __init__(self, start: Tensor, change: Callable[[Tensor, Tensor], Tensor | None]) -> None:
+        super().__init__()
+        self.register_buffer("seen", start)
+        self.change = change
+
+    def forward(self, draw: c.Draw, x: Tensor) -> None:
+        if self.training:
+            self.seen = self.change(self.seen, x)
+        super().forward(draw, x)
+
+
+@pytest.mark.parametrize(
+    ("start", "change", "sentence"),
+    [
+        (
+            torch.zeros(0, 6),
+            lambda seen, x: torch.cat([seen, x[:1]]),
+            "float32 of shape (0, 6), got float32 of shape (1,",
+        ),
+        (
+            torch.zeros(1, 6),
+            lambda seen, x: torch.cat([seen, x[:1]]),
+            "float32 of shape (1, 6), got float32 of shape (2,",
+        ),
+        (torch.zeros(6), lambda seen, x: seen.mean(), "float32 of shape (6,), got float32 of shape () in"),
+        (
+            torch.tensor(1),
+            lambda seen, x: seen + 0.5,
+            "int64 of shape (), got float32 of shape () in a training step: cr",
+        ),
+        (torch.zeros(6), lambda seen, x: None, "float32 of shape (6,), got None in a training step"),
+    ],
+    ids=["empty", "growing", "shrinking", "truncated", "none"],
+)
+def test_a_buffer_that_cannot_be_kept_is_refused(start: Tensor, change: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"buffer 'seen' of Counting must stay {sentence}")):
+        fitted(c.Model(Prior(), Counting(start, change)))
+
+
+def test_a_buffer_of_a_wider_dtype_takes_what_a_step_computes() -> None:
+    model = c.Model(Prior(), Counting(torch.zeros(6), lambda seen, x: x.mean(0).bfloat16()))
+    fitted(model)
+    assert model.q.seen.dtype == torch.float32
+    assert model.q.seen.any()

@@ -28,7 +28,7 @@ from ..layer.base import layers
 from .capture import Captured, compiled
 from .feed import TOGETHER, Inputs, StepTable
 from .optimizer import StepLog, guard_
-from .place import State, buffers_of, joined_state, keeping_buffers, over_members, path_of, places_of
+from .place import State, buffers_of, joined_state, keep_buffer, keeping_buffers, over_members, path_of, places_of
 from .rank_step import RankStep
 from .rng import Purpose, has_drawn, keys_of_part, seed_torch, torch_generators
 from .stream import EndOfDataError
@@ -343,10 +343,8 @@ class _Program:
     def _keep_buffers(self) -> None:
         """Copy buffers that the model has replaced by new tensors to where checkpoints and later steps read them."""
         for module, name, own in self._buffers:
-            if (replaced := module._buffers[name]) is not own:
-                assert replaced is not None
-                own.copy_(replaced)
-                module._buffers[name] = own
+            if module._buffers[name] is not own:
+                keep_buffer(module, name, own)
 
     def _measure(self, inputs: Inputs, loss: Tensor, norm: Tensor | None) -> None:
         """Measure the discrete graph on a batch with a loss, and add the gap and the metrics to the sums of the row."""

@@ -83,6 +83,21 @@ def buffers_of(loss: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
                 yield module, name, buffer
 
 
+def keep_buffer(module: nn.Module, name: str, own: Tensor) -> None:
+    """Copy a buffer that a module has replaced by a new tensor to its own. Raise if the tensor does not fit."""
+    new = module._buffers[name]
+    if new is None or new.shape != own.shape or not torch.can_cast(new.dtype, own.dtype):
+        was, got = (_described(tensor) for tensor in (own, new))
+        must = f"buffer {name!r} of {type(module).__name__} must stay {was}"
+        raise ValueError(f"{must}, got {got} in a training step: create it in that shape and dtype")
+    own.copy_(new)
+    module._buffers[name] = own
+
+
+def _described(tensor: Tensor | None) -> str:
+    return "None" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+
+
 def over_members(numbers: Float[Tensor, " members"], like: Tensor) -> Tensor:
     """Append axes to one number for each member, so that it can be multiplied with another tensor."""
     return numbers.view(-1, *(1,) * (like.dim() - 1)).to(like.dtype)
