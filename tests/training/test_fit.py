@@ -264,3 +264,23 @@ def test_the_gap_is_that_of_one_batch_whatever_the_others_of_its_step_are() -> N
         model.p.decoder[2].bias.copy_(-3 * torch.ones(6))
     row = fitted(model, data, steps=10, **given).rows[-1]
     assert abs(row.objective - row.discrete) < 0.3
+
+
+@pytest.mark.parametrize("mode", ["dropout", "norm", "code"])
+def test_the_gap_compares_both_graphs_in_one_mode(mode: str) -> None:
+    class Moody(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score = nn.Linear(6, 2)
+            self.layer = {"dropout": nn.Dropout(0.9), "norm": nn.BatchNorm1d(6), "code": nn.Identity()}[mode]
+
+        @property
+        def scale(self) -> float:
+            return 3.0 if mode == "code" and not self.training else 1.0
+
+        def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+            z = draw("z", c.Bernoulli(logits=self.score(x)))
+            return (self.scale * self.layer(x) * z[:, :1]).square().sum(-1)
+
+    rows = fitted(Moody(), estimator=c.Pathwise(1e-3)).rows  # so cold that both graphs have one cost
+    assert [row.discrete for row in rows] == [pytest.approx(row.objective, abs=0.02) for row in rows]

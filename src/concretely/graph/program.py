@@ -144,7 +144,7 @@ def _used(function: FunctionType, owner: type | None = None) -> list[tuple[str, 
     kinds = [kind for kind in owner.__mro__ if not _is_foreign(kind)] if owner else []
     for part in functions:
         used += _variables(part)
-        for name, member in _members(kinds, _names(part)):
+        for name, member in _members(kinds, used_names(part)):
             method = getattr(member, "__func__", member)
             if not isinstance(method, FunctionType):
                 used.append((name, member))
@@ -155,7 +155,7 @@ def _used(function: FunctionType, owner: type | None = None) -> list[tuple[str, 
 
 def _variables(function: FunctionType) -> list[tuple[str, Any]]:
     """Return what a function and the functions inside it refer to, also in modules and classes, and its defaults."""
-    names = _names(function)
+    names = used_names(function)
     named = [(name, function.__globals__[name]) for name in names if name in function.__globals__]
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     for name, cell in cells:
@@ -168,7 +168,7 @@ def _variables(function: FunctionType) -> list[tuple[str, Any]]:
     return [*named, *(function.__kwdefaults__ or {}).items()]
 
 
-def _names(function: FunctionType) -> list[str]:
+def used_names(function: FunctionType) -> list[str]:
     """Return the names that a function and the functions inside it use, of variables and of attributes."""
     codes, names = [function.__code__], set[str]()
     for code in codes:

@@ -352,6 +352,8 @@ class _Program:
         gathered = nullcontext() if self._sharding is None else self._sharding.gathered()
         with gathered, self._computing(inputs):
             measured = self._by_member(self._losses(self._monitor, inputs, Purpose.GAP)).reshape(len(loss), -1)
+            if self._task.relaxed is not None:
+                loss = self._by_member(self._losses(self._task.relaxed, inputs, Purpose.GAP))
         measured[:, 0] = measured[:, 0] - loss if self._task.relaxes else 0 * loss
         measured = measured if self._ranks is None else self._ranks.world.mean(measured)
         self._log.sums[:, 2:] += torch.stack([measured[:, 0], self._ones], -1)

@@ -32,7 +32,9 @@ from .own_loss import (
     Objectives,
     OwnLoss,
     OwnMonitor,
+    RelaxedLoss,
     at_temperatures,
+    depends_on_mode,
     draws_relaxed,
     has_temperature,
     node_temperatures,
@@ -144,6 +146,7 @@ def own_task(
         examines=True,
         compiles=options.compiles,
         relaxes=draws_relaxed(estimator),
+        relaxed=RelaxedLoss(loss) if draws_relaxed(estimator) and depends_on_mode(model) else None,
         is_bound=isinstance(model, Model),
     )
 

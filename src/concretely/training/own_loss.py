@@ -3,12 +3,16 @@
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
+from inspect import unwrap
 from numbers import Real
+from types import FunctionType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
 from ..distribution.variable import DiscreteVariable
@@ -29,9 +33,10 @@ from ..estimator.base import default_objective
 from ..estimator.pathwise import by_states
 from ..functional.noise import Source
 from ..functional.slice import Slice
-from ..graph.program import eval_mode
+from ..graph.program import eval_mode, used_names
 from ..graph.trace import Trace
 from ..model import Model
+from ..model.model import Function
 from ..objective import Objective
 from ..schedule import Schedule
 from ..temperature import ByStates
@@ -179,6 +184,41 @@ def node_temperatures(estimator: Estimator, states: Mapping[str, int]) -> dict[s
     by_node = given if isinstance(given, Mapping) else {}
     shown = {f"{TEMPERATURE}/{name}": shown_temperature(by_node[name]) for name in states if name in by_node}
     return {name: value for name, value in shown.items() if value is not None}
+
+
+class RelaxedLoss(MemberLoss):
+    """The loss of a model or program in evaluation mode, with the draws of its estimator."""
+
+    def __init__(self, loss: OwnLoss) -> None:
+        super().__init__(loss.model, loss.estimator)
+        self._loss = (loss,)  # in a tuple, so that it is not a part
+
+    def forward(self, inputs: Inputs, keys: Source, controls: Controls) -> Tensor:
+        """Return the loss of a batch."""
+        with eval_mode(self.model), torch.no_grad():
+            return _wide(self._loss[0].estimate(inputs, keys, controls).loss)
+
+
+def depends_on_mode(model: nn.Module) -> bool:
+    """Return whether a model may compute something else in evaluation mode, as far as its modules and code show.
+
+    >>> depends_on_mode(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))), depends_on_mode(nn.LSTM(2, 2))
+    (True, False)
+    """
+    return any(map(_depends_on_mode, model.modules()))
+
+
+def _depends_on_mode(part: nn.Module) -> bool:
+    """Return whether a module has another mode: some of torch, and those whose code names `training`."""
+    rate = part.p if isinstance(part, _DropoutNd) else 0.0
+    rate = part.dropout if isinstance(part, nn.RNNBase | nn.MultiheadAttention) else rate
+    if rate or isinstance(part, nn.RReLU) or (isinstance(part, _NormBase) and part.track_running_stats):
+        return True
+    kinds = [kind for kind in type(part).__mro__ if not kind.__module__.startswith("torch.nn.modules")]
+    members = [member for kind in kinds for member in vars(kind).values()]
+    members += [part.function] if isinstance(part, Function) else []
+    functions = [unwrap(getattr(member, "fget", None) or getattr(member, "__func__", member)) for member in members]
+    return any("training" in used_names(own) for own in functions if isinstance(own, FunctionType))
 
 
 class OwnMonitor(MemberLoss):

@@ -106,6 +106,8 @@ class Task:
     """Whether the loss is compiled."""
     relaxes: bool = True
     """Whether training draws relaxed values, so that the discrete graph has another loss."""
+    relaxed: MemberLoss | None = None
+    """The relaxed loss in evaluation mode, which the monitor's is compared with, or None if training has the same."""
     is_bound: bool = True
     """Whether an objective far below that before training means that training has diverged."""
 

@@ -39,11 +39,11 @@ class Row:
     objective: float
     """What was maximised: the objective of a model, such as a bound in nats, or minus the cost of a program."""
     discrete: float
-    """An estimate of the objective of the discrete graph: `objective` minus the mean gap, measured at some steps."""
+    """The objective of the discrete graph: `objective` minus the mean gap of both graphs in one mode, at some steps."""
     valid: float | None = None
     """The negative log-likelihood of the validation set, or None if it was not evaluated after this step."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Other metrics by name, such as the KL of every node."""
+    """Other metrics by name, such as the KL of every node: means over some steps, and schedules at the next step."""
     run: str = ""
     """In a callback, the name of the run if there are several, such as `seed=1`."""
 
@@ -121,7 +121,8 @@ class TrainState:
         with eval_mode(self.loss), torch.no_grad():
             loss, draws = self._loss(self.step)
         with self._gathered():
-            counted = draws, self._monitored(self.step)
+            monitored = self._monitored(self.step)
+        counted = draws, monitored if self.task.relaxed is None else max(draws, monitored)
         self._draws = self._draws or counted
         return -self.world.mean(loss).item()
 
