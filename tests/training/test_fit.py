@@ -284,3 +284,16 @@ def test_the_gap_compares_both_graphs_in_one_mode(mode: str) -> None:
 
     rows = fitted(Moody(), estimator=c.Pathwise(1e-3)).rows  # so cold that both graphs have one cost
     assert [row.discrete for row in rows] == [pytest.approx(row.objective, abs=0.02) for row in rows]
+
+
+def test_a_row_has_metrics_of_one_batch_in_ten_and_schedules_of_the_next_step() -> None:
+    class Watched(own.Posterior):
+        def forward(self, draw: c.Draw, x: Tensor) -> None:
+            super().forward(draw, x)
+            (trained if self.training else measured).add(round(x.mean().item(), 2))
+
+    trained, measured = set[float](), set[float]()
+    data = [torch.arange(24).view(4, 6).lt(step).float() for step in range(20)]
+    run = fitted(c.Model(own.Prior(), Watched()), data, steps=20, schedule="linear", beta=c.Warmup(40))
+    assert (len(trained), measured) == (20, {0.0, round(10 / 24, 2)})
+    assert [(row.lr, row.metrics["beta"]) for row in run.rows] == [(pytest.approx(0.005), 0.25), (0.0, 0.5)]
