@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import concretely as c
+from concretely.training.collapse import CollapseWatch
+from concretely.training.train_state import Row
 
 from .own import Gate, Posterior, Prior, bits, build, fitted, said
 
@@ -81,3 +83,33 @@ def test_a_temperature_that_is_a_parameter_of_the_model_is_learned(by_node: bool
 def test_a_temperature_that_would_not_be_learned_is_refused(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
         fitted(Gate(), (bits(), LABELS), **given)
+
+
+def test_nodes_that_collapse_are_named_in_one_sentence_and_not_again_after_a_resume(tmp_path: Path) -> None:
+    def build_row() -> c.Model:
+        logits, layer = nn.Parameter(torch.zeros(6, 2)), nn.Linear(2, 6)
+
+        def p(draw: c.Draw, x: Tensor | None = None) -> Tensor:
+            steps = [draw(f"z{step}", c.Bernoulli(logits=torch.zeros(2))) for step in range(6)]
+            return draw("x", c.Bernoulli(logits=layer(sum(steps))), observed=x)
+
+        def q(draw: c.Draw, x: Tensor) -> None:
+            for step, own in enumerate(logits):
+                draw(f"z{step}", c.Bernoulli(logits=own.expand(len(x), -1)))
+
+        return c.Model(p, q)
+
+    given: dict[str, Any] = {"estimator": c.RLOO(), "samples": 2, "lr": 1e-4, "out": tmp_path}
+    first, again = (said(build_row, steps=steps, **given) for steps in (110, 130))
+    nodes = "6 nodes ('z0', 'z1', 'z2', 'z3', 'z4', …)"
+    must = f"the KL of {nodes} is below 0.01 nats per unit at step 110: the model ignores them; try a warm-up of the KL"
+    assert first == [f"{must} (see beta)"]
+    assert again == []
+
+
+def test_nodes_of_one_category_are_named_in_one_sentence() -> None:
+    found = list[str]()
+    watch = CollapseWatch(200, dict.fromkeys("abc", 1), found.append)
+    watch(Row(110, 0.0, 0.1, None, -1.0, -1.0, metrics={"constant/a": 1.0, "constant/b": 0.5, "constant/c": 1.0}))
+    todo = "if they should depend on the data, try a higher temperature or another estimator"
+    assert found == [f"2 nodes ('a', 'c') have one category for all data at step 110: {todo}"]

@@ -194,10 +194,10 @@ def _start(
     task = state.task
     new = Run(task.recipe, environment, task.digest, start, step=0, seconds=0.0)
     note = (lambda said: callbacks.note(f"{name}: {said}")) if name else callbacks.note
-    watch = CollapseWatch(task.recipe.steps, task.units, note, relaxes=task.relaxes)
+    run, damaged = (None if folder is None else resume(state, folder)) or (new, ())
+    watch = CollapseWatch(task.recipe.steps, task.units, note, relaxes=task.relaxes, past=run.rows)
     if folder is None:
         return _Job(None, state, new, watch, note, name)
-    run, damaged = resume(state, folder) or (new, ())
     for sentence in damaged:
         note(f"{sentence}; going on from step {run.step:,}")
     require_same(run, task.digest, task.source)
