@@ -51,7 +51,7 @@ def test_the_model_of_a_class_without_arguments_is_loaded_by_its_name(tmp_path: 
 def test_another_model_is_loaded_into_a_new_one(tmp_path: Path) -> None:
     run = fitted(lambda: build(5), out=tmp_path)
     why = "the model of this run cannot be built by its name: it has no name by which it can be imported; "
-    todo = "name its builder as model or --model, such as file.py:build, or call load(folder, model=build())"
+    todo = "name its builder as model or --model, such as file.py:build, or call load(folder, model=build)"
     with pytest.raises(ValueError, match=f"^{re.escape(why + todo)}$"):
         c.load(tmp_path)
     assert_same(dict(c.load(tmp_path, model=build(5)).state_dict()), dict(run.model.state_dict()))
@@ -61,6 +61,13 @@ def test_another_model_is_loaded_into_a_new_one(tmp_path: Path) -> None:
         c.load(tmp_path, model=build(6))
     with pytest.raises(ValueError, match=r"^model must be that of the run, got one with another parameter"):
         c.load(tmp_path, model=own.Gate())
+
+
+def test_a_model_is_loaded_into_that_of_a_builder_with_the_arguments_of_the_run(tmp_path: Path) -> None:
+    run = fitted(lambda width: build(width), arguments={"width": 5}, out=tmp_path)
+    assert_same(dict(c.load(tmp_path, model=build).state_dict()), dict(run.model.state_dict()))
+    with pytest.raises(ValueError, match=r"^tests.training.own:Gate has no parameter 'width'"):
+        c.load(tmp_path, model=own.Gate)
 
 
 def test_the_model_of_a_script_is_loaded_by_the_name_that_its_function_has_elsewhere(tmp_path: Path) -> None:

@@ -83,8 +83,9 @@ def load(folder: str | Path, *, model: Any = None, device: torch.device | str = 
     """Load the model of a run, in evaluation mode.
 
     Its parameters are those of the best validation or, without validations, of the last checkpoint. The model of `fit`
-    is built again by its name if that can be imported; otherwise pass a new one as `model`, whose parameters are then
-    replaced. If the run was not trained by you on this machine, pass that name as `model` to allow it to be called.
+    is built again by its name if that can be imported. Otherwise pass its builder as `model`, which is called with the
+    arguments of the run, or a new model, whose parameters are then replaced. If the run was not trained by you on this
+    machine, pass that name as `model` to allow it to be called.
     """
     _, loaded, damaged = restored(folder, model=model, device=device)
     for sentence in damaged:
@@ -115,7 +116,7 @@ def restored(
     """Return a run, its model in evaluation mode, and an error message for each damaged checkpoint.
 
     The parameters are those of the best validation or, without validations, of the last checkpoint. `model` is one of
-    the user's own to load them into, or the name of the function that builds it, as in `load`.
+    the user's own to load them into, its builder, or the name of that, as in `load`.
     """
     recipe, last = load_recipe(folder), checkpoint.latest(Path(folder))
     if last is None:

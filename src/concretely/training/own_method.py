@@ -11,7 +11,7 @@ from ..data.arrays import Arrays
 from ..estimator import NVIL, Estimator
 from ..model.model import as_module
 from ..schedule import at_step
-from .builder import built_by_name
+from .builder import built, built_by_name, is_builder
 from .method import CLASSES
 from .own import MakeEstimator, Options, own_task
 from .own_loss import TEMPERATURE, at_temperatures
@@ -41,15 +41,15 @@ def is_named(recipe: OwnRecipe) -> bool:
 
 
 def own_model(recipe: OwnRecipe, model: Any = None) -> nn.Module:
-    """Return the model of a recipe before training: a given one, or one that its builder builds."""
+    """Return the model of a recipe before training: a given one, or one of a given builder or of that of the recipe."""
     if model is not None:
-        return as_module("program", model)
+        return built(model, recipe.arguments, seed=recipe.seed) if is_builder(model) else as_module("program", model)
     try:
         if not recipe.model:
             raise ValueError("it has no name by which it can be imported")
         return built_by_name(recipe.model, recipe.arguments, seed=recipe.seed)
     except (ValueError, TypeError, AttributeError) as error:
-        todo = "name its builder as model or --model, such as file.py:build, or call load(folder, model=build())"
+        todo = "name its builder as model or --model, such as file.py:build, or call load(folder, model=build)"
         raise ValueError(f"the model of this run cannot be built by its name: {error}; {todo}") from None
 
 
