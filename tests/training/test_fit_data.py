@@ -330,6 +330,21 @@ def test_an_input_by_keyword_only_is_named(data: Any) -> None:
         fitted(program, data, steps=5)
 
 
+@pytest.mark.parametrize(
+    ("model", "data", "valid"),
+    [
+        (own.Gate, (bits(), LABELS), {"y": LABELS, "x": bits()}),
+        (own.Gate, [(bits(), LABELS)], [{"y": LABELS, "x": bits()}]),
+        (build, bits(), {"x": bits()}),
+    ],
+    ids=["tuple", "batches", "model"],
+)
+def test_validation_data_may_be_a_dictionary_beside_data_that_are_none(model: Any, data: Any, valid: Any) -> None:
+    same = data[0] if isinstance(data, list) else data
+    runs = [fitted(model, data, valid=given, every=15) for given in (valid, same)]
+    assert runs[0].best == runs[1].best
+
+
 def test_a_program_of_one_input_may_take_a_dictionary_with_an_entry_of_that_name() -> None:
     assert fitted(OneInput(takes_whole=True), {"x": bits(), "label": LABELS}, steps=5).finished
 

@@ -184,16 +184,20 @@ def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | No
     """Return how a batch becomes the inputs of a program. Dictionaries are passed by the names of its parameters.
 
     If the first one has none of these names, or the program has a single input of another name, they are passed whole.
+    Where the first batch is no dictionary, that is decided for each, as validation data may have another form.
     """
     expected, defaults = _signature(model), _defaults(model)
     what = "a model" if isinstance(model, Model) else "a program"
     first = example if given is None else given(example)
-    by_name = isinstance(first, Mapping) and (
-        set(first) <= set(defaults) or (len(defaults) > 1 and bool(set(first) & set(defaults)))
-    )
+
+    def has_names(batch: Mapping[Any, Any]) -> bool:
+        return set(batch) <= set(defaults) or (len(defaults) > 1 and bool(set(batch) & set(defaults)))
+
+    decided = has_names(first) if isinstance(first, Mapping) else None
 
     def passed(batch: Any) -> tuple[Any, ...]:
         if isinstance(batch, Mapping):
+            by_name = has_names(batch) if decided is None else decided
             return _inputs_by_name(what, defaults, batch) if by_name else (batch,)
         return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
