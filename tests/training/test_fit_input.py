@@ -80,7 +80,12 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"data": bits()[:0]}, "data must have at least one data point, got a tensor of shape (0, 6)"),
     ({"data": (bits(), bits()[:3])}, "data must have as many data points in every tensor, got 60 and 3"),
     ({"data": (bits(), LABELS)}, "a model of (x) must be given as many inputs, got 2 inputs: pass inputs=, a function"),
-    ({"model": own.Gate, "data": bits()}, "a program of (x, y) must be given as many inputs, got 1 input: pass inputs"),
+    ({"model": own.Gate, "data": bits()}, "a program of (x, y) must be given as many inputs, got 1 input: put them in"),
+    (
+        {"model": own.Gate, "data": [bits(), LABELS]},
+        "a program of (x, y) must be given as many inputs, got 1 input: put them in a tuple, as each entry of a list "
+        "is a batch, or pass inputs=, a function from a batch to the inputs",
+    ),
     ({"estimator": 3}, "estimator must be an estimator, such as Pathwise() or RLOO(), got int"),
     ({"estimator": c.RLOO(), "temperature": 0.5}, "temperature must be left out, as RLOO has none, got 0.5"),
     ({"estimator": c.RLOO(), "samples": 1}, "samples must be at least 2 for RLOO, got 1"),

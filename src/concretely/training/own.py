@@ -219,7 +219,8 @@ def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | No
             ) from None
         names, got = list(expected.parameters)[1:], f"{len(inputs)} input{'s' * (len(inputs) != 1)}"
         must = f"{what} of ({', '.join(names)}) must be given as many inputs"
-        raise ValueError(f"{must}, got {got}: pass {BY_FUNCTION}") from None
+        todo = "" if len(inputs) > 1 else "put them in a tuple, as each entry of a list is a batch, or "
+        raise ValueError(f"{must}, got {got}: {todo}pass {BY_FUNCTION}") from None
     return passed if given is None else lambda batch: passed(given(batch))
 
 
