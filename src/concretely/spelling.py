@@ -87,6 +87,15 @@ def format_number(value: float) -> str:
     return str(simple) if simple.numerator <= 12 and math.isclose(simple, value) else f"{value:g}"
 
 
+def format_setting(value: Any) -> str:
+    """Format a setting in few characters.
+
+    >>> format_setting(1e-3), format_setting("relu")
+    ('0.001', 'relu')
+    """
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def format_difference(value: float) -> str:
     """Format a difference with its sign.
 

@@ -58,6 +58,9 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"seed": 1.5}, "seed must be a whole number, or several, got 1.5"),
     ({"seed": "a"}, "seed must be a whole number, or several, got 'a'"),
     ({"seed": [0, 1.5]}, "seed must be a whole number, not negative, got 1.5"),
+    ({"seed": [3, 4, 3]}, "seeds and settings must differ between runs, got 'seed=3' twice: leave one of them out"),
+    ({"lr": [0.1, 0.1]}, "seeds and settings must differ between runs, got 'lr=0.1' twice: leave one of them out"),
+    ({"arguments": {"width": [3, 3]}}, "seeds and settings must differ between runs, got 'width=3' twice: leave one"),
     ({"lr": torch.ones(2)}, "lr must be a number, or a list of numbers, got tensor([1., 1.])"),
     ({"schedule": lambda step: None}, "schedule at step 0 must be a finite number, got None"),
     ({"schedule": lambda step: 1.0 if step < 29 else torch.nan}, "schedule at step 29 must be a f"),
@@ -282,6 +285,11 @@ def test_several_settings_are_trained_each_in_its_folder(tmp_path: Path) -> None
     assert [dict(run.recipe.arguments) for run in runs] == [{"width": w, "drop": 0.1} for w in (4, 4, 8, 8)]
     alone = fitted(partial(build, drop=0.1), arguments={"width": 8}, lr=0.02, steps=5, out=tmp_path / "alone")
     assert_same(dict(runs[3].model.state_dict()), dict(alone.model.state_dict()))
+
+
+def test_rates_that_are_equal_when_rounded_have_folders_of_their_own(tmp_path: Path) -> None:
+    runs = fitted(build, lr=[0.01, 0.01 + 1e-9], steps=2, out=tmp_path)
+    assert [run.folder.name for run in runs] == ["lr=0.01", "lr=0.010000001"]
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:

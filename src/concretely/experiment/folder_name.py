@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from glob import escape
 from pathlib import Path
 
+from ..spelling import format_setting
 from ..training.folder import load_recipe
 from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.recipe import FILE
-from .grid import flat, format_setting, grid_title, list_names, sweep_names
+from .grid import flat, grid_title, list_names, sweep_names
 
 HERE = "."
 """The name of a single run in its folder."""

@@ -6,6 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ..spelling import format_setting
 from ..training.own_recipe import OwnRecipe, RunRecipe, argument_key
 from ..training.own_resolve import DIFFERENT_OWN
 from ..training.recipe import DIFFERENT, OF_DATA, Recipe
@@ -80,11 +81,6 @@ def grid_title(recipes: Sequence[RunRecipe]) -> str:
     if "data" in differing_keys(recipes):
         return f"{first.notation}-{first.estimator}-m{first.samples}"
     return first.title.rpartition("-seed")[0]
-
-
-def format_setting(value: Any) -> str:
-    """Format the value of a key in few characters."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _name(recipe: RunRecipe, keys: Sequence[str], write: Callable[[Any], str]) -> str:

@@ -28,7 +28,7 @@ from .group import starts_group
 from .interrupt import stop_requested
 from .loop import DivergedError, train_states
 from .own import MakeEstimator, Options, Scheduled, own_task
-from .own_recipe import OwnRecipe, argument_key, describe, require_options, require_possible, seeds_of
+from .own_recipe import OwnRecipe, argument_key, describe, require_options, require_possible, run_names, seeds_of
 from .own_resolve import remove_runs
 from .parallel import World, join, shapes_of
 from .place import tensors_of
@@ -336,10 +336,12 @@ class _Settings:
 
     def spread(self, recipe: OwnRecipe, folder: Path | None) -> Iterator[tuple[OwnRecipe, Path | None, str]]:
         """Yield the recipe, the folder and the name of every member."""
-        for given, lr, seed in product(self.arguments, self._lrs, self._seeds):
-            own = replace(recipe, arguments=given, seed=seed, lr=recipe.lr if lr is None else float(lr))
-            values = {**{argument_key(key): value for key, value in given.items()}, "lr": own.lr, "seed": seed}
-            name = "" if self.is_one else ",".join(f"{key}={_short(values[key])}" for key in self._names)
+        recipes = [
+            replace(recipe, arguments=given, seed=seed, lr=recipe.lr if lr is None else float(lr))
+            for given, lr, seed in product(self.arguments, self._lrs, self._seeds)
+        ]
+        names = [""] if self.is_one else run_names(recipes, self._names)
+        for own, name in zip(recipes, names, strict=True):
             yield own, None if folder is None else folder / name, name
 
 
@@ -390,10 +392,6 @@ def _products(precision: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def _short(value: Any) -> str:
-    return (f"{value:g}" if isinstance(value, float) else str(value)).replace("/", "_")
 
 
 def _warn(sentence: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, ClassVar, Protocol, SupportsFloat, runtime_checkable
 
-from ..spelling import did_you_mean, number
+from ..spelling import did_you_mean, format_setting, number
 from .recipe import LR_SCHEDULES, OPTIMIZERS
 
 WHOLE = ("samples", "steps", "batch", "accumulate", "seed", "validate", "validation_samples", "patience")
@@ -194,6 +194,22 @@ def seeds_of(seed: Any) -> list[Any]:
     given = [seed] if isinstance(seed, Integral) else seed
     _require(isinstance(given, Iterable) and not isinstance(given, str), "seed", "be a whole number, or several", seed)
     return [int(one) if isinstance(one, Integral) and not isinstance(one, bool) else one for one in given]
+
+
+def run_names(recipes: Sequence[OwnRecipe], keys: Sequence[str]) -> list[str]:
+    """Return the names of several runs, from the keys that may differ. Numbers are rounded if the names differ then.
+
+    >>> run_names([OwnRecipe(model="", lr=lr) for lr in (0.1, 1 / 3)], ["lr"])
+    ['lr=0.1', 'lr=0.333333']
+    """
+    given = [{argument_key(name): value for name, value in recipe.arguments.items()} for recipe in recipes]
+    values = [{**own, "lr": recipe.lr, "seed": recipe.seed} for own, recipe in zip(given, recipes, strict=True)]
+    for write in (format_setting, str):
+        names = [",".join(f"{key}={write(own[key])}" for key in keys).replace("/", "_") for own in values]
+        if len(set(names)) == len(names):
+            return names
+    twice = next(name for name in names if names.count(name) > 1)
+    raise ValueError(f"seeds and settings must differ between runs, got {twice!r} twice: leave one of them out")
 
 
 def require_schedules(schedules: Mapping[str, Any], steps: int) -> None:
