@@ -90,6 +90,15 @@ def test_the_steps_are_those_of_a_loop_by_hand() -> None:
     assert_same(dict(model.state_dict()), dict(mine.state_dict()))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_caller_without_gradients_gets_the_same_run(mode: Any) -> None:
+    expected = fitted(build, valid=bits()[:20], every=10)
+    with mode():
+        run = fitted(build, bits().clone(), valid=bits()[:20], every=10)
+        assert not torch.is_grad_enabled()
+    assert_same(dict(run.model.state_dict()), dict(expected.model.state_dict()))
+
+
 @pytest.mark.parametrize("name", ["rloo", "program", "loader", "everything"])
 def test_a_seed_among_others_ends_in_the_bits_of_the_seed_alone(name: str, tmp_path: Path) -> None:
     together = fitted(**given(name), steps=11, seed=range(2, 4), out=tmp_path / "all")

@@ -205,6 +205,7 @@ def fit(
     world, folder = join(_device(device, module), shard=shard), None if out is None else Path(out)
     with ExitStack() as stack:
         stack.enter_context(world.telling_once())
+        stack.enter_context(torch.inference_mode(mode=False))  # which also enables gradients
         settings = _Settings(seed, lr, arguments)
         require_options(optimizer, schedule, lr, beta, inputs, checkpoint_seconds)
         if precision not in PRECISIONS:
