@@ -113,3 +113,20 @@ def test_nodes_of_one_category_are_named_in_one_sentence() -> None:
     watch(Row(110, 0.0, 0.1, None, -1.0, -1.0, metrics={"constant/a": 1.0, "constant/b": 0.5, "constant/c": 1.0}))
     todo = "if they should depend on the data, try a higher temperature or another estimator"
     assert found == [f"2 nodes ('a', 'c') have one category for all data at step 110: {todo}"]
+
+
+class Extra(Gate):
+    """A program with state that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"count": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None: ...
+
+
+def test_a_model_with_extra_state_is_trained_and_the_state_named(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"data": (bits(), LABELS), "valid": (bits(), LABELS), "every": 10, "out": tmp_path}
+    sentence = "the extra state of Extra is neither saved nor kept with the best parameters: keep it in buffers"
+    assert said(Extra, **given) == [sentence]
+    assert said(Extra, **given, steps=40) == [sentence]
+    assert isinstance(c.load(tmp_path), Extra)

@@ -22,8 +22,8 @@ SAME = 1e-3
 def examine(state: "TrainState", note: Callable[[str], None]) -> bool:
     """Run the loss of the next step and its gradient, and return whether the step may be captured as a CUDA graph.
 
-    Raise if no parameter gets a gradient. Name parameters without one or without an optimizer, and values that do not
-    come from torch.
+    Raise if no parameter gets a gradient. Name parameters without one or without an optimizer, state that is not saved,
+    and values that do not come from torch.
     """
     named = {name: parameter for name, parameter in state.loss.named_parameters() if parameter.requires_grad}
     if not named:
@@ -43,6 +43,11 @@ def examine(state: "TrainState", note: Callable[[str], None]) -> bool:
         if names:
             some = listed([name.partition(".")[2] for name in names])
             note(f"{what} {len(names)} of {len(named)} parameters: {some}")
+    parts = [name or type(part).__name__ for name, part in state.model.named_modules() if _has_extra_state(part)]
+    if parts:
+        note(
+            f"the extra state of {listed(parts)} is neither saved nor kept with the best parameters: keep it in buffers"
+        )
     one, other = first.item(), second.item()
     repeats = one == other or one != one or abs(one - other) <= SAME * max(abs(one), abs(other))
     if not repeats:
@@ -59,6 +64,11 @@ def _reached(loss: Tensor, named: Mapping[str, nn.Parameter]) -> set[str]:
         return set()
     slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     return {name for name, slope in zip(named, slopes, strict=True) if slope is not None}
+
+
+def _has_extra_state(part: nn.Module) -> bool:
+    """Return whether a module has state besides its parameters and buffers."""
+    return type(part).get_extra_state is not nn.Module.get_extra_state
 
 
 def _taking_turns(loss: nn.Module) -> set[str]:
