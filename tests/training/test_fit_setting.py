@@ -130,3 +130,36 @@ def test_a_model_with_extra_state_is_trained_and_the_state_named(tmp_path: Path)
     assert said(Extra, **given) == [sentence]
     assert said(Extra, **given, steps=40) == [sentence]
     assert isinstance(c.load(tmp_path), Extra)
+
+
+class Widened(Gate):
+    """A program with one more layer or parameter."""
+
+    def __init__(self, more: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.more = more
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (
+            lambda: nn.LazyLinear(2),
+            "a model must have tensors of known shapes, got the lazy 'more.weight': give its layer",
+        ),
+        (
+            lambda: nn.LazyBatchNorm1d(affine=False),
+            "a model must have tensors of known shapes, got the lazy 'more.runn",
+        ),
+        (
+            lambda: nn.Parameter(torch.zeros(2, dtype=torch.complex64)),
+            "a model must have parameters of real numbers, got 'more' of complex64: train its view_as_real instead",
+        ),
+    ],
+    ids=["lazy", "lazy buffer", "complex"],
+)
+def test_parameters_that_cannot_be_trained_are_named(more: Any, sentence: str, tmp_path: Path) -> None:
+    for model in (Widened(more()), lambda: Widened(more())):
+        with pytest.raises(ValueError, match=f"^{sentence}"):
+            fitted(model, (bits(), LABELS), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ..graph.program import Draw, required_names
 from ..model.model import as_module
@@ -111,7 +112,20 @@ def _called(build: Build, arguments: Mapping[str, Any], *, seed: int) -> Any:
 def _as_model(title: str, target: Any) -> nn.Module:
     if not callable(target) or isinstance(target, type):
         raise ValueError(f"{title} must return a Model or a program, got {type(target).__name__}")
-    return as_module("program", target)
+    return as_model(target)
+
+
+def as_model(target: Any) -> nn.Module:
+    """Return a model or program as a module. Raise if it has parameters that cannot be trained."""
+    model = as_module("program", target)
+    for name, own in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(own):
+            todo = "give its layer all sizes, or run the model on a batch first"
+            raise ValueError(f"a model must have tensors of known shapes, got the lazy {name!r}: {todo}")
+        if own.requires_grad and own.is_complex():
+            got, todo = f"{name!r} of {str(own.dtype).removeprefix('torch.')}", "train its view_as_real instead"
+            raise ValueError(f"a model must have parameters of real numbers, got {got}: {todo}")
+    return model
 
 
 def name_of(target: Any) -> str:

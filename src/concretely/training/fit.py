@@ -17,11 +17,11 @@ from ..data.arrays import Arrays
 from ..estimator import RLOO, VIMCO, Pathwise
 from ..graph.program import Program
 from ..model import Model
-from ..model.model import as_module, checked_objective
+from ..model.model import checked_objective
 from ..objective import Objective, average
 from ..schedule import Schedule
 from ..spelling import did_you_mean
-from .builder import built, is_builder, name_of, name_of_class, require_arguments, require_separate
+from .builder import as_model, built, is_builder, name_of, name_of_class, require_arguments, require_separate
 from .callback import Callback, joined_callbacks, warn_caller
 from .folder import Run
 from .group import starts_group
@@ -201,7 +201,7 @@ def fit(
     (20, True, 2)
     """
     builds = is_builder(model)
-    module = None if builds else as_module("program", model)
+    module = None if builds else as_model(model)
     world, folder = join(_device(device, module), shard=shard), None if out is None else Path(out)
     with ExitStack() as stack:
         stack.enter_context(world.telling_once())

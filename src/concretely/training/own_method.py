@@ -9,9 +9,8 @@ from .. import estimator as estimators
 from ..data import WIDTHS, Dataset
 from ..data.arrays import Arrays
 from ..estimator import NVIL, Estimator
-from ..model.model import as_module
 from ..schedule import at_step
-from .builder import built, built_by_name, is_builder
+from .builder import as_model, built, built_by_name, is_builder
 from .method import CLASSES
 from .own import MakeEstimator, Options, own_task
 from .own_loss import TEMPERATURE, at_temperatures
@@ -43,7 +42,7 @@ def is_named(recipe: OwnRecipe) -> bool:
 def own_model(recipe: OwnRecipe, model: Any = None) -> nn.Module:
     """Return the model of a recipe before training: a given one, or one of a given builder or of that of the recipe."""
     if model is not None:
-        return built(model, recipe.arguments, seed=recipe.seed) if is_builder(model) else as_module("program", model)
+        return built(model, recipe.arguments, seed=recipe.seed) if is_builder(model) else as_model(model)
     try:
         if not recipe.model:
             raise ValueError("it has no name by which it can be imported")
