@@ -163,3 +163,18 @@ def test_parameters_that_cannot_be_trained_are_named(more: Any, sentence: str, t
         with pytest.raises(ValueError, match=f"^{sentence}"):
             fitted(model, (bits(), LABELS), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_sparse_gradients_are_refused(tmp_path: Path) -> None:
+    class Embedded(Gate):
+        def __init__(self) -> None:
+            super().__init__()
+            self.label = nn.Embedding(3, 1, sparse=True)
+
+        def forward(self, draw: c.Draw, x: Tensor, y: Tensor) -> Tensor:
+            return super().forward(draw, x, y) + self.label(y).squeeze(-1)
+
+    sentence = "gradients must be dense, got a sparse one of 'label.weight': leave out sparse=True"
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        fitted(Embedded, (bits(), LABELS), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -59,11 +59,14 @@ def examine(state: "TrainState", note: Callable[[str], None]) -> bool:
 
 
 def _reached(loss: Tensor, named: Mapping[str, nn.Parameter]) -> set[str]:
-    """Return the names of the parameters that a loss has a gradient for."""
+    """Return the names of the parameters that a loss has a gradient for. Raise if one is sparse."""
     if not loss.requires_grad:
         return set()
     slopes = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    return {name for name, slope in zip(named, slopes, strict=True) if slope is not None}
+    reached = {name: slope for name, slope in zip(named, slopes, strict=True) if slope is not None}
+    if sparse := [name.partition(".")[2] for name, slope in reached.items() if slope.layout is not torch.strided]:
+        raise ValueError(f"gradients must be dense, got a sparse one of {sparse[0]!r}: leave out sparse=True")
+    return set(reached)
 
 
 def _has_extra_state(part: nn.Module) -> bool:
