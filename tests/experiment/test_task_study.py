@@ -70,7 +70,7 @@ def test_a_record_of_another_study_is_left_alone(tmp_path: Path) -> None:
     record = tmp_path / "tasks.json"
     study_tasks(**ONE, seeds=[0], record=record)
     before = record.read_text()
-    message = rf"the record {record} must be of the same study, got other settings: move it, or name another file"
+    message = rf"the record {record} must be of the same study, got other settings: move it, or name another folder"
     with pytest.raises(ValueError, match=f"^{message}$"):
         study_tasks(**{**ONE, "steps": 6}, seeds=[0], record=record)
     assert record.read_text() == before

@@ -15,8 +15,9 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
-from ..functional.arithmetic import Temperature, as_precise, cast, cast_in_order, compute_dtype, filled, is_finite
+from ..functional.arithmetic import Temperature, as_precise, cast, compute_dtype, filled, is_finite
 from ..functional.draw import Drawn, draw_state, score_state
+from ..functional.log_simplex import cast_in_order
 from ..functional.noise import Source
 from . import check
 

@@ -144,22 +144,6 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.itemsize > 2 else torch.float32
 
 
-def cast_in_order(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert to a narrow dtype without changing the argmax over the last axis.
-
-    With a thousand categories, plain rounding to bfloat16 creates a tie for the maximum in a tenth of the draws.
-    """
-    narrow = cast(value, dtype)
-    if dtype.itemsize > 2:
-        return narrow
-    largest = narrow.detach().amax(-1, keepdim=True)
-    wide = to_float64(largest)
-    below = cast(wide - 0.75 * torch.finfo(dtype).eps * wide.abs(), dtype)  # the next smaller number
-    first = torch.arange(value.shape[-1], device=value.device) == value.argmax(-1, keepdim=True)
-    # at temperature zero, narrow may be minus infinity
-    return narrow + (below - narrow.detach()).clamp(max=0).masked_fill(first, 0)
-
-
 def unpack(packed: UInt8[Tensor, "*batch bytes"], width: int) -> UInt8[Tensor, "*batch {width}"]:
     """Unpack bytes into bits, the highest bit first.
 
