@@ -21,6 +21,7 @@ from . import own
 
 BUILD = "tests.training.own:build"
 GADGET = "subprocess:getoutput"
+SHORT = ("--steps", "2", "--batch", "8", "--score-samples", "1")
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +58,18 @@ def test_a_run_that_was_trained_here_is_loaded_in_another_process(mine: Path) ->
 
 
 def test_a_run_of_others_is_loaded_once_its_function_is_named(theirs: Path, mine: Path) -> None:
-    todo = f"to allow that, pass {BUILD!r} as model to load, as --model, or as first argument to train"
+    todo = (
+        f"to allow that, pass its name, such as {BUILD!r}, as model to load, as --model, or as first argument to train"
+    )
     sentence = f"{str(theirs)!r} was not trained here, and calls {BUILD!r} to build its model: {todo}"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         c.load(theirs)
-    with pytest.raises(ValueError, match=rf"^model must be '{BUILD}', which builds the model of this run, got 'a:b'$"):
-        c.load(theirs, model="a:b")
+    with pytest.raises(
+        ValueError, match=r"^the model of this run cannot be built by its name: .*, got 'no_such:build'"
+    ):
+        c.load(theirs, model="no_such:build")
     expected = c.load(mine).state_dict()
-    for model in (BUILD, own.build(width=5)):
+    for model in (BUILD, f"{own.__file__}:build", own.build(width=5)):
         found = c.load(theirs, model=model).state_dict()
         assert all(found[name].equal(expected[name]) for name in expected)
 
@@ -98,6 +103,7 @@ def test_a_signature_holds_for_one_function_one_set_of_arguments_and_one_user(
         lambda run: call("sweep", "--recipe", f"{run}/recipe.toml", "--out", f"{run}-new"),
         lambda run: call("compare", run),
         lambda run: call("evaluate", run, "--model", BUILD),
+        lambda run: call("train", BUILD, "--resume", run),
     ],
 )
 def test_reading_a_run_of_others_executes_nothing(act: Any, theirs: Path, tmp_path: Path) -> None:
@@ -116,7 +122,7 @@ def test_the_command_reads_a_run_of_others_once_its_function_is_named(theirs: Pa
     x = own.bits(40).numpy()
     np.savez(data, train=x, valid=x, test=x)
     run = theirs.parent / "run"
-    given = ("--data", str(data), "--steps", "2", "--batch", "8", "--score-samples", "1", "--set", "width=5")
+    given = ("--data", str(data), *SHORT, "--set", "width=5")
     assert call("train", BUILD, *given, "--out", str(run))[0] == 0
     (run / FILE).unlink()
     assert call("evaluate", str(run), "--samples", "1")[0] == 2
@@ -124,6 +130,38 @@ def test_the_command_reads_a_run_of_others_once_its_function_is_named(theirs: Pa
     assert call("train", "--resume", str(run), "--steps", "3")[0] == 2
     assert call("train", BUILD, "--resume", str(run), "--steps", "3", "--score-samples", "1")[0] == 0
     assert call("evaluate", str(run), "--samples", "1")[0] == 0  # it was trained here by now
+
+
+def test_a_run_is_read_and_resumed_by_the_name_that_its_builder_has_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    x = own.bits(40).numpy()
+    for place in (before, after):
+        place.mkdir()
+        np.savez(place / "my.npz", train=x, valid=x, test=x)
+    (before / "mine.py").write_text("from tests.training.own import build, build_restless\n")
+    monkeypatch.chdir(before)
+    assert call("train", "mine.py:build", "--data", "my.npz", *SHORT, "--set", "width=5", "--out", "../run")[0] == 0
+    monkeypatch.chdir(after)
+    (before / "mine.py").rename("moved.py")
+    sentence = (
+        "model must be importable, such as package.module:build, got 'mine.py:build': there is no such file; name "
+    )
+    for words in (("evaluate", "../run", "--samples", "1"), ("train", "--resume", "../run")):
+        code, _, stderr = call(*words)
+        assert (code, sentence in stderr, stderr.count("\n")) == (2, True, 1)
+    for verb in (("evaluate", "--samples", "1"), ("sample", "--rows", "1"), ("study", "--repeats", "2")):
+        code, _, stderr = call(verb[0], "../run", *verb[1:], "--model", "moved.py:build")
+        assert code == 0, stderr
+    code, _, stderr = call("train", "moved.py:build_restless", "--resume", "../run", "--steps", "3")
+    assert (code, stderr[:51]) == (2, "the model of this run cannot be built by its name: ")
+    code, _, stderr = call("train", "moved.py:build", "--resume", "../run", "--steps", "3", "--score-samples", "1")
+    assert code == 0, stderr
+    assert load_recipe("../run").settings["model"] == "moved.py:build"
+    assert call("evaluate", "../run", "--samples", "1")[0] == 0
+    with pytest.raises(ValueError, match="other values of model"):
+        c.fit(own.build, x, steps=4, batch=8, arguments={"width": 5}, out=tmp_path / "run")
 
 
 def test_the_key_is_for_the_user_alone_and_a_run_without_one_is_named(

@@ -44,7 +44,9 @@ RunFolder = Annotated[Path, typer.Argument(**folder_of("run") | {"metavar": "RUN
 ModelName = Annotated[
     str | None,
     option(
-        "Own models: the function that builds the model, for a run of a script or of another user.", "none", "--model"
+        "Own models: the function that builds the model, if it has moved, or for a run of a script or of another user.",
+        "the one of the run",
+        "--model",
     ),
 ]
 MaxBytes = Annotated[

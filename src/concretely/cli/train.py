@@ -213,7 +213,8 @@ def _score(folder: Path, data: Any, *, device: "torch.device", samples: int, wor
 
 def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> "RunRecipe":
     """Return the recipe of a run to resume."""
-    from ..training.folder import load_recipe, runs_in
+    from ..training.builder import imported
+    from ..training.folder import load_recipe, rename_builder, runs_in
     from ..training.origin import SCRIPT, require_named
     from ..training.own_recipe import OwnRecipe
 
@@ -226,10 +227,18 @@ def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> "RunRecip
         except ValueError as error:
             several = not (folder / FILE).exists() and runs_in(folder)
             fail(f"{error}{', or resume all with the command that started them' if several else ''}")
+        name = given.get("model")
         if isinstance(recipe, OwnRecipe):
             if recipe.model.startswith(SCRIPT):
                 fail(f"a run of a script must be resumed by the script, got {str(folder)!r}: run the script again")
-            require_named(folder, recipe, given.get("model"))
+            require_named(folder, recipe, name)
+        if name not in (None, recipe.settings.get("model")):
+            recipe = rename_builder(folder, name)
+        elif isinstance(recipe, OwnRecipe):
+            try:
+                imported(recipe.model)
+            except ValueError as error:
+                fail(f"{error}; name the builder of this run as first argument, such as file.py:build")
         if "steps" not in given:
             return recipe
         steps = resolve(notation="1H-1V", steps=given["steps"]).steps

@@ -7,10 +7,11 @@ import csv
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save
@@ -18,12 +19,12 @@ from torch import Tensor, nn
 
 from ..data import load_data
 from ..environment import require_environment
-from ..file import atomic_write
+from ..file import atomic_write, write_text
 from ..model.model import Function
 from ..spelling import is_count, is_number, listed
 from . import checkpoint
 from .checkpoint import require_tensors
-from .origin import require_named
+from .origin import require_named, sign_run
 from .own_method import own_data, own_model
 from .own_recipe import OwnRecipe, RunRecipe
 from .paper import empty_model, paper_recipe
@@ -85,7 +86,7 @@ def load(folder: str | Path, *, model: Any = None, device: torch.device | str = 
     Its parameters are those of the best validation or, without validations, of the last checkpoint. The model of `fit`
     is built again by its name if that can be imported. Otherwise pass its builder as `model`, which is called with the
     arguments of the run, or a new model, whose parameters are then replaced. If the run was not trained by you on this
-    machine, pass that name as `model` to allow it to be called.
+    machine, or its builder is now in another place, pass the name of the builder, such as "path/to/file.py:build".
     """
     _, loaded, damaged = restored(folder, model=model, device=device)
     for sentence in damaged:
@@ -121,7 +122,7 @@ def restored(
     recipe, last = load_recipe(folder), checkpoint.latest(Path(folder))
     if last is None:
         raise ValueError(f"run must have a checkpoint, got {str(folder)!r}, which has none yet: train it first")
-    run = _run(recipe, last)
+    run = _run(recipe, last, recipe.settings.get("model"))
     if isinstance(recipe, OwnRecipe):
         name = model if isinstance(model, str) else None
         if recipe.model and (model is None or name is not None):
@@ -134,6 +135,15 @@ def restored(
     else:
         own = _paper_model(paper_recipe(recipe), last)
     return run, own.to(device).eval(), last.damaged
+
+
+def rename_builder(folder: Path, name: str) -> RunRecipe:
+    """Let a run build its model by another name from now on, if the model has its parameters; return its recipe."""
+    run, _, _ = restored(folder, model=name)
+    recipe = replace(cast("OwnRecipe", run.recipe), model=name)
+    write_text(folder / FILE, recipe.toml())
+    sign_run(folder, recipe)
+    return recipe
 
 
 def _paper_model(recipe: Recipe, last: checkpoint.Checkpoint) -> nn.Module:
@@ -185,11 +195,15 @@ def recipe_of(settings: Mapping[str, Any]) -> RunRecipe:
     return resolve(**settings) if "model" not in settings else OwnRecipe.of(settings)
 
 
-def _run(recipe: RunRecipe, last: checkpoint.Checkpoint) -> Run:
-    """Return the run of a checkpoint; raise if its recipe differs from the given one in keys that must not change."""
+def _run(recipe: RunRecipe, last: checkpoint.Checkpoint, model: str | None) -> Run:
+    """Return the run of a checkpoint; raise if its recipe differs from the given one in keys that must not change.
+
+    `model` is the name of the builder in the recipe of the folder, which may be newer than that in the checkpoint.
+    """
     _require_state(last)
     state = dict(last.state)
     was = recipe_of(state.pop("recipe"))
+    was = replace(was, model=model) if isinstance(was, OwnRecipe) and model is not None else was
     now, before = recipe.settings, was.settings
     changed = [name for name in {**now, **before} if name not in recipe.flexible and now.get(name) != before.get(name)]
     changed = [name for name in changed if repr(now.get(name)) != repr(before.get(name))]  # a NaN differs from itself
@@ -256,7 +270,10 @@ def resume(train_state: TrainState, folder: Path) -> tuple[Run, tuple[str, ...]]
     last = checkpoint.latest(folder)
     if last is None:
         return None
-    run = _run(train_state.recipe, last)
+    model = None
+    with suppress(ValueError):  # a damaged recipe is written again
+        model = read(folder / FILE).get("model")
+    run = _run(train_state.recipe, last, model)
     train_state.load(run.step, run.seconds, last.tensors, place=last.place)
     return run, last.damaged
 

@@ -1,8 +1,8 @@
 """Signatures of the runs of own models that this user has trained on this machine.
 
 The folder of such a run names the function that builds its model. Whoever made the folder chose that name and the
-arguments, so calling the function may execute their code. It is called only if the caller names it too, or if the run
-was trained here, as a signature with a key of the user shows.
+arguments, so calling the function may execute their code. It is called only if the run was trained here, as a signature
+with a key of the user shows. Otherwise, the caller names the function, which then may also have moved.
 """
 
 import hashlib
@@ -32,16 +32,15 @@ def sign_run(folder: Path, recipe: OwnRecipe) -> None:
 
 
 def require_named(folder: Path, recipe: OwnRecipe, name: str | None) -> None:
-    """Raise an error unless a run was trained here, or its function was named by the caller.
+    """Raise an error unless a run was trained here, or the caller names a function that builds its model.
 
-    The function of a script has another name where the script is imported, so that the caller may give any.
+    That may have another name than in the recipe, as it is called only because the caller named it.
     """
-    if name is not None and name != recipe.model and not recipe.model.startswith(SCRIPT):
-        raise ValueError(f"model must be {recipe.model!r}, which builds the model of this run, got {name!r}")
     if name is None and not _is_signed(folder, recipe):
         name = "file.py:build" if recipe.model.startswith(SCRIPT) else recipe.model
-        todo = f"to allow that, pass {name!r} as model to load, as --model, or as first argument to train"
-        raise ValueError(f"{str(folder)!r} was not trained here, and calls {recipe.model!r} to build its model: {todo}")
+        why = f"{str(folder)!r} was not trained here, and calls {recipe.model!r} to build its model"
+        todo = f"pass its name, such as {name!r}, as model to load, as --model, or as first argument to train"
+        raise ValueError(f"{why}: to allow that, {todo}")
 
 
 def _is_signed(folder: Path, recipe: OwnRecipe) -> bool:
