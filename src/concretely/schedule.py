@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import overload
 
+from .spelling import number
+
 __all__ = ["Annealing", "Warmup"]
 
 Schedule = float | Callable[[int], float]
@@ -94,6 +96,22 @@ class Warmup:
         """Return the number at an optimizer update, counted from 0."""
         gone = min(max(step / self.steps, 0.0), 1.0)
         return float(self.start + (self.end - self.start) * gone)
+
+
+def read_start_end_steps(name: str, text: str) -> Annealing | Warmup:
+    """Read the start, the end and the steps of a schedule: a `Warmup` of beta, or an `Annealing` of a temperature.
+
+    >>> read_start_end_steps("beta", "0:1:1000"), read_start_end_steps("temperature", "1:1/2:10000")
+    (Warmup(steps=1000, start=0.0, end=1.0), Annealing(start=1.0, end=0.5, steps=10000))
+    """
+    try:
+        start, end, steps = (number(part) for part in text.split(":"))
+        if steps != steps // 1:
+            raise ValueError
+        return Warmup(int(steps), start, end) if name == "beta" else Annealing(start, end, int(steps))
+    except ValueError:
+        must = "must be a number, or start:end:steps such as 1:1/2:10000"
+        raise ValueError(f"{name} {must}, got {text!r}") from None
 
 
 def _require_number(name: str, value: object) -> None:

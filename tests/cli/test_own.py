@@ -98,11 +98,22 @@ def test_the_best_of_a_sweep_is_trained_again(data: str, tmp_path: Path) -> None
     assert len([line for line in stdout.splitlines() if line.strip().endswith("best")]) == 1
     best = tmp_path / "sweep" / "best.toml"
     again = ("--recipe", str(best), "--out", str(tmp_path / "again"), "--score-samples", "2")
-    sentence = f"model must be named by the caller too, as it is called: add {BUILD!r} as first argument\n"
+    sentence = f"a recipe calls its builder only if you name it: add {BUILD!r} as first argument\n"
     assert call("train", *again) == (2, "", sentence)
     code, _, stderr = call("train", BUILD, *again)
     assert code == 0, stderr
     assert load_recipe(tmp_path / "again").settings["estimator"] == "rloo"
+
+
+def test_a_recipe_need_not_name_the_builder(data: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('clip = 1.0\nbeta = "0:1:10"\nlr = [1e-3, 3e-3]\n[arguments]\nwidth = 5\n')
+    given = ("--data", data, "--steps", "2", "--batch", "8", "--score-samples", "2", "--recipe", str(path))
+    code, _, stderr = call("train", BUILD, *given, "--set", "drop=0.1", "--out", str(tmp_path / "list"))
+    assert code == 0, stderr
+    settings = load_recipe(tmp_path / "list" / "lr=0.003").settings
+    assert (settings["clip"], settings["beta"]) == (1.0, "0:1:10")
+    assert settings["arguments"] == {"width": 5, "drop": 0.1}
 
 
 def test_a_program_is_scored_by_its_cost(labelled: str, tmp_path: Path) -> None:

@@ -38,7 +38,15 @@ GATE = "tests.training.own:Gate"
         (["missing.py:build"], "model must be importable, such as package.module:build, got 'missing.py:build': there"),
         ([BUILD, "--estimator", "rlo"], "unknown estimator 'rlo'; did you mean 'rloo'?"),
         ([BUILD, "--estimator", "rloo", "--samples", "1"], "samples must be at least 2 for estimator 'rloo', got 1"),
-        ([BUILD, "--weight-decay", "1"], "a model of one's own has no key 'weight_decay'"),
+        (
+            [BUILD, "--weight-decay", "1"],
+            "weight_decay must be left out for a model of one's own, as it is for a notation\n",
+        ),
+        (
+            [BUILD, "--recipe", "fast"],
+            "in 'fast': sections must be left out for a model of one's own, as they are for a notation, got [when.…]\n",
+        ),
+        (["4H-6V", "--clip", "3"], "clip must be left out for a notation, as it is for models of one's own\n"),
         ([BUILD, "--lr", "fast"], "lr must be a number, got 'fast'"),
         ([BUILD, "--beta", "0:1"], "beta must be a number, or start:end:steps such as 1:1/2:10000, got '0:1'"),
         ([GATE], "a program of (x, y) must be given as many inputs, got 1 input"),
@@ -99,6 +107,24 @@ def test_a_module_that_fails_when_it_is_imported_gets_one_sentence(text: str, da
     assert (code, len(stderr.splitlines())) == (2, 1)
     assert stderr.startswith(f"model must be importable, but importing {name!r} raised ")
     assert "broken.py" in stderr.partition("raised")[2]
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "sentence"),
+    [
+        (BUILD, "stepps = 3", "unknown key 'stepps'; did you mean 'steps'?"),
+        (BUILD, "arity = 8", "arity must be left out for a model of one's own, as it is for a notation"),
+        (BUILD, "arguments = 3", "arguments must be a table of arguments by name, got 3"),
+        ("4H-6V", "clip = 1.0", "clip must be left out for a notation, as it is for models of one's own"),
+        ("4H-6V", f"model = '{BUILD}'", "model must be left out for a notation, as it is for models of one's own"),
+    ],
+)
+def test_a_recipe_of_another_kind_of_model_gets_one_sentence(
+    model: str, text: str, sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    assert call("train", model, "--recipe", str(path)) == (2, "", f"in {str(path)!r}: {sentence}\n")
 
 
 @pytest.mark.parametrize(

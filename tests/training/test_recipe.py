@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 from concretely.schedule import Annealing
 from concretely.training.folder import data_of
+from concretely.training.own_recipe import OwnRecipe
 from concretely.training.recipe import (
     BINARIZATIONS,
     ESTIMATORS,
+    KEYS,
     LR_SCHEDULES,
     OPTIMIZERS,
+    OWN_KEYS,
     PRESETS,
     read,
     resolve,
@@ -168,6 +171,7 @@ def test_odd_names_of_data_read_back_too(data: str, tmp_path: Path) -> None:
     ("wishes", "sentence"),
     [
         ({"stepps": 10}, "unknown key 'stepps'; did you mean 'steps'?"),
+        ({"clip": 3}, "clip must be left out for a notation, as it is for models of one's own"),
         ({"learning_rate": 1}, "unknown key 'learning_rate'; choose from 'arity', 'batch', .*, 'weight_decay', 'when'"),
         ({"estimator": "vimcoo"}, "unknown estimator 'vimcoo'; did you mean 'vimco'?"),
         ({"estimator": "vimcoo", "temperature": 1}, "unknown estimator 'vimcoo'; did you mean 'vimco'?"),
@@ -262,13 +266,14 @@ def test_a_missing_temperature_is_refused(name: str) -> None:
         (b"seed = " + b"[" * 5_000, "recipe must be a file of TOML, got {path!r}: it is nested too deeply"),
         (b"#" * (2**20 + 1), "recipe must be a file of TOML, got {path!r}: {path!r} must have at most 1,048,576 bytes"),
         (None, "recipe must be fast or paper, or a file that can be read, got {path!r}: No such file or directory"),
-        (b"stepps = 3", "unknown key 'stepps'; did you mean 'steps'? in {path!r}"),
-        (b"[table]\nlr = 1", "unknown key 'table'; choose from"),
-        (b"lr = -3", "lr must be positive, got -3.0 in {path!r}"),
-        (b"lr = [1e-3, -3]", "lr must be positive, got -3.0 in {path!r}"),
-        (b"lr = [1e-3, '1,-3']", "lr must be a number, got '1,-3' in {path!r}"),
-        (b"optimizer = 'muno'", "unknown optimizer 'muno'; did you mean 'muon'? in {path!r}"),
-        (b"steps = 'many'", "steps must be a number, got 'many' in {path!r}"),
+        (b"stepps = 3", "in {path!r}: unknown key 'stepps'; did you mean 'steps'?"),
+        (b"[table]\nlr = 1", "in {path!r}: unknown key 'table'; choose from"),
+        (b"clip = 1.0", "in {path!r}: clip must be left out for a notation, as it is for models of one's own"),
+        (b"lr = -3", "in {path!r}: lr must be positive, got -3.0"),
+        (b"lr = [1e-3, -3]", "in {path!r}: lr must be positive, got -3.0"),
+        (b"lr = [1e-3, '1,-3']", "in {path!r}: lr must be a number, got '1,-3'"),
+        (b"optimizer = 'muno'", "in {path!r}: unknown optimizer 'muno'; did you mean 'muon'?"),
+        (b"steps = 'many'", "in {path!r}: steps must be a number, got 'many'"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused_with_its_name(content: bytes | None, why: str, tmp_path: Path) -> None:
@@ -358,3 +363,7 @@ def test_the_fast_preset_follows_the_model(
 def test_the_preset_of_the_paper_changes_only_the_number_of_steps() -> None:
     given = read(Path("paper"))
     assert resolve(notation="200H~784V", **given) == resolve(notation="200H~784V", steps=given["steps"])
+
+
+def test_the_keys_of_models_of_ones_own_alone_are_known() -> None:
+    assert set(OWN_KEYS) == {field.name for field in fields(OwnRecipe)} - set(KEYS)

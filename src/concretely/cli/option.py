@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..environment import PRECISIONS
-from ..training.own_resolve import is_builder_name
-from ..training.recipe import ESTIMATORS, overridden, read
+from ..training.own_resolve import is_builder_name, require_own_keys
+from ..training.recipe import ESTIMATORS, overridden, read, require_settings
 from .terminal import fail, interruptible_loading, remark, report_errors, require_known, require_positive
 
 if TYPE_CHECKING:
@@ -127,16 +127,18 @@ def with_recipe(verb: Verb) -> Verb:
         flags = {name: arguments.pop(name) for name in _RECIPE_FLAGS}
         file: Path | None = arguments.pop("recipe")
         own = _arguments(arguments.pop("arguments") or ())
-        with report_errors():
-            given = read(file) if file is not None else {}
-            given = overridden(given, {name: value for name, value in flags.items() if value is not None})
         model = arguments.get("notation")
-        if given.get("model") is not None and model is None:
-            fail(f"model must be named by the caller too, as it is called: add {given['model']!r} as first argument")
-        if model is not None and not is_builder_name(model) and ("." in model or model.endswith(":")):
+        is_own = model is not None and is_builder_name(model)
+        if model is not None and not is_own and ("." in model or model.endswith(":")):
             fail(f"a model of your own must be named as package.module:build or file.py:build, got {model!r}")
+        require = None if model is None else require_own_keys if is_own else require_settings
+        with report_errors():
+            given = {} if file is None else read(file, require)
+            given = overridden(given, {name: value for name, value in flags.items() if value is not None})
+        if given.get("model") is not None and model is None:
+            fail(f"a recipe calls its builder only if you name it: add {given['model']!r} as first argument")
         if model is not None:
-            given["model" if is_builder_name(model) else "notation"] = model
+            given["model" if is_own else "notation"] = model
         if own:
             given["arguments"] = {**given.get("arguments", {}), **own}
         if own and given.get("model") is None:

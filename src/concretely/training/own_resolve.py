@@ -7,11 +7,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..schedule import Annealing, Schedule, Warmup
+from ..schedule import Annealing, Schedule, Warmup, read_start_end_steps
 from ..spelling import did_you_mean, number
 from .origin import FILE as ORIGIN
 from .own_recipe import REAL, WHOLE, OwnRecipe, RunRecipe, read_argument, require_possible, require_weight
-from .recipe import ESTIMATORS, FILE, LR_SCHEDULES, OPTIMIZERS, resolve
+from .recipe import ESTIMATORS, FILE, KEYS, LR_SCHEDULES, OPTIMIZERS, resolve
+from .section import WHEN
 
 BUILDER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|.+\.py:[A-Za-z_][\w.]*")
 """The name of a builder: `package.module:build` or `path/to/file.py:build`."""
@@ -52,11 +53,8 @@ def resolve_own(**given: Any) -> OwnRecipe:
     >>> recipe.samples, recipe.lr, recipe.arguments
     (5, 0.001, {'width': 20})
     """
-    known = [field.name for field in fields(OwnRecipe)]
     wished = {name: value for name, value in given.items() if value is not None}
-    for name in wished:
-        if name not in known:
-            raise ValueError(f"a model of one's own has no key {name!r}{did_you_mean(name, known)}")
+    require_own_keys(wished)
     for name, names in CHOICES.items():
         if name in wished and wished[name] not in names:
             raise ValueError(f"unknown {name} {wished[name]!r}{did_you_mean(str(wished[name]), names)}")
@@ -92,6 +90,21 @@ def resolve_own(**given: Any) -> OwnRecipe:
     return recipe
 
 
+def require_own_keys(given: Mapping[str, Any]) -> None:
+    """Raise an error in one sentence about settings that a model of one's own does not have."""
+    known = [field.name for field in fields(OwnRecipe)]
+    must = "must be left out for a model of one's own"
+    for name in given:
+        if name == WHEN:
+            raise ValueError(f"sections {must}, as they are for a notation, got [{WHEN}.…]")
+        if name in KEYS and name not in known:
+            raise ValueError(f"{name} {must}, as it is for a notation")
+        if name not in known:
+            raise ValueError(f"unknown key {name!r}{did_you_mean(name, known)}")
+        if name == "arguments" and not isinstance(given[name], Mapping):
+            raise ValueError(f"arguments must be a table of arguments by name, got {given[name]!r}")
+
+
 def own_program_key(recipe: OwnRecipe) -> str:
     """Return a key that is equal for recipes whose runs can be trained together."""
     settings = recipe.settings
@@ -111,15 +124,12 @@ def read_schedule(name: str, text: str) -> Schedule:
     if text.startswith(tuple(f"{kind}(" for kind in SCHEDULES)):
         schedule: Schedule = made_from_text(text, SCHEDULES)
         return schedule
-    parts = [number(part) for part in text.split(":")]
-    if len(parts) == 1 and parts[0] == parts[0]:
-        if name == "beta":
-            require_weight(parts[0])
-        return parts[0]
-    if len(parts) != 3 or any(part != part for part in parts) or parts[2] != parts[2] // 1:
-        raise ValueError(f"{name} must be a number, or start:end:steps such as 1:1/2:10000, got {text!r}")
-    start, end, steps = parts[0], parts[1], int(parts[2])
-    return Warmup(steps, start, end) if name == "beta" else Annealing(start, end, steps)
+    value = number(text)
+    if value != value:
+        return read_start_end_steps(name, text)
+    if name == "beta":
+        require_weight(value)
+    return value
 
 
 def read_temperature(text: str) -> Schedule | dict[str, Schedule]:

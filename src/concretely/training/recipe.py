@@ -12,7 +12,7 @@ later in this order wins.
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ..file import parse_toml, read_bytes
 from ..notation import Architecture, parse
-from ..schedule import Annealing
+from ..schedule import Annealing, read_start_end_steps
 from ..spelling import did_you_mean, number
 from ..temperature import PAPER, PAPER_PRIOR
 from . import section
@@ -199,8 +199,8 @@ def data_key(recipe: Recipe) -> tuple[str | int, ...]:
     return recipe.width, *(getattr(recipe, name) for name in OF_DATA)
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Read the settings of a TOML file, or of a recipe that comes with the library by its name.
+def read(path: Path, require: Callable[[Mapping[str, Any]], None] | None = None) -> dict[str, Any]:
+    """Read the settings of a TOML file, or of a recipe of the library by its name. `require` raises if they are wrong.
 
     >>> read(Path("paper"))
     {'steps': 10000000, 'batch': 64, 'lr_schedule': 'constant'}
@@ -208,24 +208,27 @@ def read(path: Path) -> dict[str, Any]:
     try:
         given = parse_toml(read_bytes(PRESETS.get(str(path), path), most=MOST))
     except OSError as error:
-        known = " or ".join(PRESETS)
-        must = f"recipe must be {known}, or a file that can be read"
+        must = f"recipe must be {' or '.join(PRESETS)}, or a file that can be read"
         raise ValueError(f"{must}, got {str(path)!r}: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"recipe must be a file of TOML, got {str(path)!r}: {error}") from None
-    if "model" in given:  # of a model of one's own, which is checked where it is resolved
-        return given
     try:
-        _require_known(given)
-        _sections(given)
-        for name, value in given.items():
-            is_list = isinstance(value, str) and ("," in value or ".." in value)  # read where it is split
-            if name != WHEN and not is_list:
-                for entry in value if isinstance(value, list) else [value]:
-                    _require_value(name, entry)
+        if require is not None or "model" not in given:  # a model of one's own is checked where it is resolved
+            (require or require_settings)(given)
     except ValueError as error:
-        raise ValueError(f"{error} in {str(path)!r}") from None
+        raise ValueError(f"in {str(path)!r}: {error}") from None
     return given
+
+
+def require_settings(given: Mapping[str, Any]) -> None:
+    """Raise if no recipe can have these settings."""
+    _require_known(given)
+    _sections(given)
+    for name, value in given.items():
+        is_list = isinstance(value, str) and ("," in value or ".." in value)  # read where it is split
+        if name != WHEN and not is_list:
+            for entry in value if isinstance(value, list) else [value]:
+                _require_value(name, entry)
 
 
 def overridden(given: Mapping[str, Any], wished: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,7 +287,7 @@ def _kinds(architecture: Architecture, wished: Mapping[str, Any]) -> tuple[str, 
 
 def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections of a file; raise if they are invalid."""
-    return section.require(given.get(WHEN, {}), KINDS, _require_value, keys=_KEYS)
+    return section.require(given.get(WHEN, {}), KINDS, _require_value, keys=KEYS)
 
 
 def _require_value(name: str, value: Any) -> None:
@@ -315,8 +318,10 @@ def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str
     }
 
 
-_KEYS = [*(field.name for field in fields(Recipe)), "arity", WHEN]
+KEYS = [*(field.name for field in fields(Recipe)), "arity", WHEN]
 """The keys of files and flags."""
+OWN_KEYS = ("model", "arguments", "objective", "beta", "accumulate", "clip", "ema", "precision")
+"""The keys of files and flags that only models of one's own have."""
 _CHOICES: dict[str, tuple[str, ...]] = {
     "estimator": tuple(ESTIMATORS),
     "optimizer": OPTIMIZERS,
@@ -347,7 +352,7 @@ def _read(name: str, value: Any) -> Any:
     if name in _TEMPERATURES and isinstance(value, Annealing):
         return value
     if name in _TEMPERATURES and isinstance(value, str) and ":" in value:
-        return _annealing(name, value)
+        return read_start_end_steps(name, value)
     read = number(value) if isinstance(value, str) else value
     if isinstance(read, bool) or not isinstance(read, int | float) or read != read:
         raise ValueError(f"{name} must be a number, got {value!r}")
@@ -361,21 +366,16 @@ def _read(name: str, value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.strip().removeprefix("+").isdecimal() else int(read)
 
 
-def _annealing(name: str, text: str) -> Annealing:
-    parts = [number(part) for part in text.split(":")]
-    if len(parts) != 3 or not all(0 < part < math.inf for part in parts) or parts[2] != parts[2] // 1:
-        raise ValueError(f"{name} must be a number, or start:end:steps such as 1:1/2:10000, got {text!r}")
-    return Annealing(parts[0], parts[1], int(parts[2]))
-
-
 def _plain(value: Any) -> Any:
     """Convert a value to one that JSON and TOML can represent."""
     return ":".join(f"{part!r}" for part in asdict(value).values()) if isinstance(value, Annealing) else value
 
 
 def _require_known(given: Mapping[str, Any]) -> None:
-    for name in (name for name in given if name not in _KEYS):
-        raise ValueError(f"unknown key {name!r}{did_you_mean(name, _KEYS)}")
+    for name in (name for name in given if name not in KEYS):
+        if name in OWN_KEYS:
+            raise ValueError(f"{name} must be left out for a notation, as it is for models of one's own")
+        raise ValueError(f"unknown key {name!r}{did_you_mean(name, KEYS)}")
 
 
 def _require_possible(name: str, value: Any) -> None:
