@@ -17,10 +17,12 @@ from ..experiment.record import format_metric, format_value, is_corrected, model
 from ..file import atomic_write, write_text
 from ..spelling import explain_loose, format_effective, printable
 from ..training.folder import Run
+from ..training.loop import average
 from ..training.origin import SCRIPT
 from ..training.own_method import is_named
 from ..training.own_recipe import OwnRecipe
 from ..training.recipe import ESTIMATORS
+from ..training.train_state import Row as TrainingRow
 from .curve import Row, draw_curve
 from .image import CAPTIONS, draw_picture
 from .style import render_figure
@@ -37,6 +39,10 @@ MEANINGS = {
     "gap": "By how much the relaxed bound exceeds that of the discrete graph, in nats. Near zero is better.",
 }
 """The meaning of a metric, by the last word of its name."""
+
+
+LAST = 0.1
+"""The share of the steps, at the end of training, over which the metrics of nodes are averaged."""
 
 
 class Image(NamedTuple):
@@ -64,8 +70,7 @@ def write_report(folder: Path, run: Run, record: Mapping[str, Any], pictures: Ma
     for name, image in {**images, "curve": curve}.items():
         with atomic_write(folder / f"{name}.png") as file:
             file.write_bytes(image.content)
-    nodes = node_table(run.rows[-1].metrics if run.rows else {})
-    write_text(folder / FILE, page(record, curve if run.rows else None, list(images.values()), nodes))
+    write_text(folder / FILE, page(record, curve if run.rows else None, list(images.values()), node_table(run.rows)))
     return folder / FILE
 
 
@@ -85,12 +90,17 @@ def curve_image(rows: Sequence[Row], *, objective: str = "bound") -> Image:
     return embed_figure(caption, draw_curve(rows, objective=objective))
 
 
-def node_table(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Return the metrics of every node in a row of a curve, as text.
+def node_table(rows: Sequence[TrainingRow]) -> dict[str, str]:
+    """Return the metrics of every node as text, averaged over the last rows of a curve, as one row has few batches.
 
-    >>> node_table({"kl/code": 1.234, "active/code": 3.0, "log_likelihood/x": -20.0, "gradient_norm": 2.0})
+    >>> def row(step, **metrics):
+    ...     return TrainingRow(step, 0.0, 1e-3, None, -20.0, -20.0, metrics={"gradient_norm": 2.0, **metrics})
+    >>> first, last = {"kl/code": 9.0}, {"kl/code": 1.234, "active/code": 3.0, "log_likelihood/x": -20.0}
+    >>> node_table([row(900, **first), row(1000, **last)])
     {'code': 'KL 1.23 nats, active units: 3', 'x': 'log-likelihood −20 nats'}
     """
+    recent = [row for row in rows if row.step > (1 - LAST) * rows[-1].step]
+    metrics = average(recent).metrics if recent else {}
     words = {"kl": "KL {} nats", "active": "active units: {}", "log_likelihood": "log-likelihood {} nats"}
     texts = dict[str, list[str]]()
     for name, value in metrics.items():

@@ -258,7 +258,7 @@ def _train(
             for job, row in zip(trained, rows, strict=True):
                 callbacks.row(replace(row, run=job.name))
             if rows:
-                callbacks.mean_row(_average(rows))
+                callbacks.mean_row(average(rows))
             active = [job for job in active if job.is_active]
     finally:
         engine.close()
@@ -351,8 +351,8 @@ def _gap_interval(recipe: RunRecipe) -> int:
     return GAP_INTERVAL * max(1, _interval(recipe) // (GAPS * GAP_INTERVAL))
 
 
-def _average(rows: Sequence[Row]) -> Row:
-    """Return the average of the rows of several runs. Their seconds are added, and scores that are NaN left out."""
+def average(rows: Sequence[Row]) -> Row:
+    """Return the average of rows, such as those of several runs. Seconds are added, and scores of NaN left out."""
     scores = [row.valid for row in rows if row.valid is not None]
     numbers = [score for score in scores if not math.isnan(score)]
     names = dict.fromkeys(name for row in rows for name in row.metrics)  # some rows may lack a node
