@@ -90,7 +90,7 @@ def failing(folder: Path, statement: str, *, last: int) -> tuple[str, ...]:
     [
         (0, "assert len(x) > 99, 'few rows'", "the model raised AssertionError at failing.py:{line}: few rows\n"),
         (0, "assert len(x) > 99", "the model raised AssertionError at failing.py:{line}\n"),
-        (0, "raise ValueError('few\\nrows')", "the model raised ValueError at failing.py:{line}: few\n"),
+        (9, "raise ValueError('few\\nrows')", "the model raised ValueError at failing.py:{line}: few\n"),
         (9, "1 / 0", "the model raised ZeroDivisionError at failing.py:{line}: division by zero\n"),
         (9, "x + None", "the model raised TypeError at failing.py:{line}: unsupported operand type(s)"),
         (9, "x @ x", "the model raised RuntimeError at failing.py:{line}: mat1 and mat2 shapes cannot be"),
@@ -99,17 +99,25 @@ def failing(folder: Path, statement: str, *, last: int) -> tuple[str, ...]:
         (12, "open('/nowhere/x')", "the model raised FileNotFoundError at failing.py:{line}: [Errno 2] No such file"),
         (9, "draw('gate', 3)", "the model raised TypeError at failing.py:{line}: draw must be given a name and a"),
         (9, "c.Bernoulli(logits=0 * x / 0)", "logits must be numbers, got nan at index ("),
-        (
-            0,
-            "{}['size']",
-            "the model must run on a batch of the data, of float32 (8, 6) and int64 (8,), got 'size' (KeyError at ",
-        ),
     ],
 )
 def test_an_error_of_a_program_gets_one_sentence(last: int, statement: str, sentence: str, tmp_path: Path) -> None:
     code, stdout, stderr = call("train", *failing(tmp_path, statement, last=last))
     assert (code, stdout) == (2, "")
     assert stderr.splitlines(keepends=True)[-1].startswith(sentence.format(line=LINE)), stderr
+
+
+@pytest.mark.parametrize(
+    ("statement", "raised"),
+    [("{}['size']", "KeyError at {}: 'size'"), ("raise ValueError('few')", "ValueError at {}: few")],
+)
+def test_an_error_on_the_first_batch_names_the_data(statement: str, raised: str, tmp_path: Path) -> None:
+    code, stdout, stderr = call("train", *failing(tmp_path, statement, last=0))
+    must = (
+        f"the model must run on a batch of the data {str(tmp_path / 'pairs.npz')!r}, of float32 (8, 6) and int64 (8,)"
+    )
+    sentence = f"{must}, but it raised {raised.format(f'failing.py:{LINE}')}\n"
+    assert (code, stdout, stderr) == (2, "", sentence)
 
 
 @pytest.mark.parametrize("several", [("train", "--seed", "0,1"), ("sweep", "--lr", "0.01,0.1")])

@@ -149,7 +149,7 @@ def test_unknown_data_get_one_sentence(name: str, guess: str, tmp_path: Path, mo
         ({"train_x": np.zeros((9, 6)), "train_y": np.zeros(8)}, "must have as many data points in every array"),
         (
             {"train": np.zeros((9, 5))},
-            "the model must run on a batch of the data, of float32 (64, 5), got mat1",
+            "bad.npz', of float32 (64, 5), but it raised RuntimeError at own.py:",
         ),
         (
             {"train": np.zeros((9, 6)), "train_y": np.zeros(9)},
@@ -160,6 +160,22 @@ def test_unknown_data_get_one_sentence(name: str, guess: str, tmp_path: Path, mo
             "must have at least two training points, of which one is held out, or arrays for",
         ),
         ({"train_x": np.zeros((9, 6)), "test_y": np.zeros((9, 6))}, "must have the inputs x, as train has, got y"),
+        (
+            {"train": np.zeros((9, 6), np.float32), "test": np.zeros((9, 6), np.int64)},
+            "must have the dtype of train, which is read as float32, got int64",
+        ),
+        (
+            {"train": np.zeros((9, 6), np.uint8), "test": np.full((9, 6), 2, np.uint8)},
+            "must have the dtype of train, which is read as float32, got uint8 of values up to 2",
+        ),
+        (
+            {"train": np.zeros((9, 6)), "test": np.full((9, 6), np.nan)},
+            "the model must run on points of the split 'test', of float32 (2, 6), with 2 samples of each, as it is ",
+        ),
+        (
+            {"train": np.full((9, 6), 0.5)},
+            "value must lie in the support of Bernoulli, got 0.5 at index (0, 0) of the observed node 'x'",
+        ),
     ],
 )
 def test_a_file_that_does_not_fit_gets_one_sentence(arrays: dict[str, Any], sentence: str, tmp_path: Path) -> None:
@@ -176,7 +192,8 @@ def test_values_of_a_file_that_are_not_finite_are_counted(tmp_path: Path) -> Non
     path = own.write(tmp_path / "holes.npz", train=x, valid=x, test=np.where(np.arange(5)[:, None] == 4, np.nan, x[:5]))
     given = ("--data", path, "--steps", "1", "--batch", "8", "--score-samples", "2", "--out", str(tmp_path / "run"))
     code, _, stderr = call("train", BUILD, *given)
-    assert f"# {path!r}. 6 of its values are not finite.\n" in stderr
+    sizes = "40 training, 40 validation, 5 test points of float32 (6,). 6 values of test are not finite."
+    assert f"# {path!r}: {sizes}\n" in stderr
     assert (code, stderr.splitlines()[-1][:22]) == (2, "logits must be numbers")
 
 
@@ -185,8 +202,8 @@ def test_a_model_that_cannot_be_scored_is_not_trained(several: list[str], labell
     given = ("--data", labelled, "--steps", "2", "--batch", "8", "--out", str(tmp_path / "run"))
     code, stdout, stderr = call("train", "tests.cli.test_own_input:Untiled", *given, *several)
     assert (code, stdout) == (2, "")
-    must = "the model must run with 2 samples of each data point, as it is scored with 100, got "
-    assert stderr.startswith(f"{must}a tensor with 2 rows")
+    must = "the model must run on points of the split 'test', of float32 (2, 6) and int64 (2,), with 2 samples of each"
+    assert stderr.startswith(f"{must}, as it is scored with 100, but it raised ValueError: a tensor with 2 rows")
     assert not (tmp_path / "run").exists()
     code, _, stderr = call("train", "tests.cli.test_own_input:Untiled", *given, *several, "--score-samples", "1")
     assert code == 0, stderr

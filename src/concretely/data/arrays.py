@@ -29,8 +29,8 @@ class Arrays:
 
     name: str
     splits: Mapping[str, Inputs]
-    source: str
-    """One sentence that describes the data."""
+    holds_out: bool = False
+    """Whether the file has no validation points, so that some of its training points are held out for them."""
 
     def split(self, name: str) -> Inputs:
         """Return the inputs of `train`, `valid` or `test`."""
@@ -42,6 +42,22 @@ class Arrays:
     def size(self, name: str) -> int:
         """Return the number of points of a split."""
         return len(next(iter(_tensors(self.split(name)).values())))
+
+    @cached_property
+    def source(self) -> str:
+        """The sizes of the splits and the shape of a point, and how many values are not finite."""
+        words = {"train": "training", "valid": f"validation{' (held out of train)' * self.holds_out}", "test": "test"}
+        sizes = ", ".join(f"{self.size(split):,} {words[split]}" for split in self.splits)
+        shapes = " and ".join(
+            f"{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape[1:])}".strip()
+            for name, tensor in _tensors(self.splits["train"]).items()
+        )
+        odd = {
+            split: sum(int((~tensor.isfinite()).sum()) for tensor in _tensors(inputs).values())
+            for split, inputs in self.splits.items()
+        }
+        remarks = [f" {count:,} values of {split} are not finite." for split, count in odd.items() if count]
+        return f"{self.name!r}: {sizes} points of {shapes}.{''.join(remarks)}"
 
     @cached_property
     def digest(self) -> str:
@@ -62,9 +78,9 @@ class Arrays:
 def load_arrays(path: Path, *, max_bytes: int | None = None) -> Arrays:
     """Load a file with arrays `train`, or `train_NAME` for several inputs, and likewise `test` and `valid`.
 
-    Arrays keep their dtypes, except that float64 becomes float32 and bits (bool, or uint8 of 0 and 1) become float32.
-    Without `valid`, `train` is shuffled by `numpy.random.RandomState(0)` and a tenth of it is held out. `max_bytes`
-    limits the memory of all arrays, by default to 1 GiB.
+    Arrays keep their dtypes, except that floats of any size and bits (bool, or uint8 of 0 and 1) become float32. All
+    splits must have the dtypes of `train`. Without `valid`, `train` is shuffled by `numpy.random.RandomState(0)` and a
+    tenth of it is held out. `max_bytes` limits the memory of all arrays, by default to 1 GiB.
     """
     splits = dict[str, dict[str, NDArray[Any]]]()
     for key, array in read_all(path, max_bytes=max_bytes or MAX_BYTES).items():
@@ -78,9 +94,10 @@ def load_arrays(path: Path, *, max_bytes: int | None = None) -> Arrays:
             raise ValueError(f"{str(path)!r} must have {split!r} or arrays such as {named!r}, got both")
     if "train" not in splits:
         raise ValueError(f"{str(path)!r} must have an array 'train' or arrays 'train_NAME', got none")
-    held_out = ""
+    holds_out = "valid" not in splits
     _require_alike(path, "train", splits["train"], splits["train"])
-    if "valid" not in splits:
+    dtypes = {name: _loaded_dtype(array) for name, array in splits["train"].items()}
+    if holds_out:
         points = len(next(iter(splits["train"].values())))
         if points < 2:
             must = "must have at least two training points, of which one is held out, or arrays for valid"
@@ -89,13 +106,10 @@ def load_arrays(path: Path, *, max_bytes: int | None = None) -> Arrays:
         shuffled = {name: array[order] for name, array in splits["train"].items()}
         splits["valid"] = {name: array[-held:] for name, array in shuffled.items()}
         splits["train"] = {name: array[:-held] for name, array in shuffled.items()}
-        held_out = ", of which a tenth of the training points is held out for validation"
     for split, arrays in splits.items():
         _require_alike(path, split, arrays, splits["train"])
-    odd = sum(int((~np.isfinite(array)).sum()) for arrays in splits.values() for array in arrays.values())
-    remark = f" {odd:,} of its values {'is' if odd == 1 else 'are'} not finite." if odd else ""
-    ordered = {split: _inputs(splits[split]) for split in SPLITS if split in splits}
-    return Arrays(str(path), ordered, source=f"{str(path)!r}{held_out}.{remark}")
+    ordered = {split: _inputs(path, split, splits[split], dtypes) for split in SPLITS if split in splits}
+    return Arrays(str(path), ordered, holds_out)
 
 
 def _require_alike(
@@ -115,16 +129,21 @@ def _require_alike(
             raise ValueError(f"{where} must have points of the same shape as train, got {got}")
 
 
-def _inputs(arrays: Mapping[str, NDArray[Any]]) -> Inputs:
-    tensors = {name: _tensor(array) for name, array in arrays.items()}
+def _inputs(path: Path, split: str, arrays: Mapping[str, NDArray[Any]], dtypes: Mapping[str, np.dtype[Any]]) -> Inputs:
+    """Return the inputs of a split with the dtypes of training points; raise if its arrays have others."""
+    for name, array in arrays.items():
+        if _loaded_dtype(array) != dtypes[name] and array.dtype.newbyteorder("=") != dtypes[name]:
+            place = f"array {split + '_' * bool(name) + name!r} of {str(path)!r}"
+            got = f"{array.dtype.name}{f' of values up to {array.max()}' if array.dtype == np.uint8 else ''}"
+            raise ValueError(f"{place} must have the dtype of train, which is read as {dtypes[name].name}, got {got}")
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array, dtypes[name])) for name, array in arrays.items()}
     return tensors[""] if tensors.keys() == {""} else tensors
 
 
-def _tensor(array: NDArray[Any]) -> Tensor:
+def _loaded_dtype(array: NDArray[Any]) -> np.dtype[Any]:
+    """Return the dtype with which an array is read, in the byte order of this machine."""
     is_bits = array.dtype == np.bool_ or (array.dtype == np.uint8 and bool((array <= 1).all()))
-    if is_bits or array.dtype in (np.float64, np.float16):
-        array = array.astype(np.float32)
-    return torch.from_numpy(np.ascontiguousarray(array))
+    return np.dtype(np.float32) if is_bits or array.dtype.kind == "f" else array.dtype.newbyteorder("=")
 
 
 def _tensors(inputs: Inputs) -> dict[str, Tensor]:

@@ -21,11 +21,11 @@ from ..graph.program import eval_mode
 from ..model import Model
 from ..model.paper import RARE
 from ..training.folder import Run
-from ..training.own import scored
+from ..training.own import describe_batch, scored
 from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.parallel import ALONE, World
 from ..training.rng import Purpose, generator_of
-from ..training.user_error import text_and_line
+from ..training.user_error import describe_raised
 from .record import FILE, merge_metrics, read_record, recipe_settings, write_record
 from .subject import inputs_for, observed_bits, points_of, relaxed_estimator
 
@@ -69,11 +69,14 @@ def require_scorable(recipe: RunRecipe, model: nn.Module, data: Any, *, split: s
     if not isinstance(recipe, OwnRecipe) or next(model.parameters(), None) is None:
         return
     few, generator = min(samples, TRIED), generator_of(recipe.seed, Purpose.EVALUATION, device=_device(model))
+    inputs = inputs_for(recipe, model, data, split, slice(TRIED))
     try:
-        scored(model, inputs_for(recipe, model, data, split, slice(TRIED)), samples=few, generator=generator)
+        scored(model, inputs, samples=few, generator=generator)
     except (ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
-        must = f"the model must run with {few} samples of each data point, as it is scored with {samples:,}"
-        raise ValueError(f"{must}, got {text_and_line(error)}") from error
+        points = f"points of the split {split!r}, of {describe_batch(inputs)}"
+        how = f"with {few} samples of each, as it is scored with {samples:,}"
+        must = f"the model must run on {points}, {how}"
+        raise ValueError(f"{must}, but it raised {describe_raised(error)}") from error
 
 
 def relaxed_objective(

@@ -1,6 +1,7 @@
 """Run stochastic graphs."""
 
 import re
+from collections.abc import Callable
 from functools import partial
 from traceback import walk_tb
 from typing import Any
@@ -134,12 +135,22 @@ def _observed(name: str, distribution: Distribution, observed: Tensor, rows: Row
         )
     _require_fit(name, distribution, observed, rows)
     value, aligned = rows.align(observed, distribution)
-    summed = partial(aligned.summed_log_prob, value) if isinstance(aligned, DiscreteVariable) else None
-    drawn = Drawn(observed, partial(aligned.log_prob, value), summed)
+    score, summed = partial(_score_at, name, aligned.log_prob, value), None
+    if isinstance(aligned, DiscreteVariable):
+        summed = partial(_score_at, name, aligned.summed_log_prob, value)
+    drawn = Drawn(observed, score, summed)
     axes = observed.dim() - len(distribution.event_shape) - len(rows.batch_shape)
     if descent is not None and len(distribution.batch_shape) == axes and rows.have_samples(observed.shape):
         axes -= len(descent.of(distribution)) > 0  # without inputs, the first axis may be that of the samples
     return Outcome(drawn, distribution, rows, observed=True, is_sampled=is_sampled, axes=axes)
+
+
+def _score_at(name: str, score: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """Score the observed value of a node, which an error then names."""
+    try:
+        return score(*arguments)
+    except ValueError as error:
+        raise ValueError(f"{error} of the observed node {name!r}") from error
 
 
 def _structure(program: Program, inputs: tuple[Any, ...], batch_shape: Size) -> Structure:

@@ -41,12 +41,12 @@ from .own_loss import (
     requires_gradient,
     shown_temperature,
 )
-from .own_recipe import OwnRecipe, require_schedules
+from .own_recipe import OBJECTS, OwnRecipe, require_schedules
 from .parallel import ALONE, World
 from .rng import Purpose, generator_of, keys_of, seed_of, torch_generators
 from .source import Source
 from .task import OptimizerFactory, Task
-from .user_error import text_and_line
+from .user_error import describe_raised, user_line
 
 EXAMPLE = 1_000
 """The maximum number of data points of the example from which an estimator is built."""
@@ -105,7 +105,8 @@ def own_task(
     keys = Keys(keys_of(recipe.seed, Purpose.GAP, 0, device=device), seeds_torch=False)
     with torch_generators(device):
         torch.manual_seed(seed_of(recipe.seed, Purpose.TORCH))
-        with _running_on("the data", example, _passed_whole(model, arrange(example))):
+        named = "the data" if source.name == OBJECTS else f"the data {source.name!r}"
+        with _running_on(named, example, _passed_whole(model, arrange(example))):
             units = monitor.examine(example, keys, values)
         if isinstance(options.valid, Source) and recipe.validate:
             _try_validation(model, options.valid, arrange)
@@ -155,18 +156,28 @@ def own_task(
 def _running_on(data: str, batch: Inputs, todo: str, *, is_second: bool = False) -> Iterator[None]:
     """Name the data, and the shapes of a batch of them, in errors of a model that runs on it for the first time.
 
-    `todo` is the end of such an error. A ValueError is about the data only if there is something to do about it, or if
-    the model has run on other data before.
+    `todo` is the end of such an error. A ValueError is about the data only if there is something to do about it, if the
+    model has run on other data before, or if it passed through a line of the user's code.
     """
     try:
         yield
     except (ValueError, RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
-        if isinstance(error, ValueError) and not (todo or is_second):
+        is_of_data = todo or is_second or (type(error) is ValueError and user_line(error))
+        if isinstance(error, ValueError) and not is_of_data:
             raise
-        leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-        shapes = " and ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves)
-        must = f"the model must run on a batch of {data}, of {shapes or 'no tensor'}"
-        raise ValueError(f"{must}, got {text_and_line(error)}{todo}") from error
+        must = f"the model must run on a batch of {data}, of {describe_batch(batch)}"
+        raise ValueError(f"{must}, but it raised {describe_raised(error)}{todo}") from error
+
+
+def describe_batch(batch: Any) -> str:
+    """Return the dtypes and the shapes of the tensors of a batch.
+
+    >>> describe_batch((torch.zeros(8, 6), {"y": torch.zeros(8).long()}))
+    'float32 (8, 6) and int64 (8,)'
+    """
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    shapes = " and ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves)
+    return shapes or "no tensor"
 
 
 def _try_validation(model: nn.Module, valid: Source, arrange: Arrange) -> None:
@@ -176,7 +187,8 @@ def _try_validation(model: nn.Module, valid: Source, arrange: Arrange) -> None:
     if part is None:
         raise ValueError("valid must have at least one data point, got none")
     inputs = arrange(part)
-    with _running_on("valid", part, _passed_whole(model, inputs), is_second=True):
+    named = "valid" if valid.name == "valid" else f"the validation data of {valid.name!r}"
+    with _running_on(named, part, _passed_whole(model, inputs), is_second=True):
         scored(model, inputs, samples=1, generator=torch.Generator(valid.device).manual_seed(0))
 
 

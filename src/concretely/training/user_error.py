@@ -42,16 +42,6 @@ def describe_raised(error: BaseException) -> str:
     return " ".join([f"{type(error).__name__}{user_line(error)}{text}", *getattr(error, "__notes__", [])])
 
 
-def text_and_line(error: BaseException) -> str:
-    """Return the text of an error and, if it passed through the user's code, its type and the line.
-
-    >>> text_and_line(RuntimeError("no licence"))
-    'no licence'
-    """
-    line = user_line(error)
-    return f"{first_line(error)} ({type(error).__name__}{line})" if line else first_line(error)
-
-
 def _called(error: BaseException) -> list[tuple[FrameType, int]]:
     """Return the frames of an error, and their lines, from the first that calls the user's code."""
     frames = list(walk_tb(error.__traceback__))
