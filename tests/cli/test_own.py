@@ -244,8 +244,9 @@ def test_the_temperature_of_a_run_of_fit_is_read_from_its_recipe(temperature: An
     assert (code, "relaxed graph" in stdout) == (0, True)
 
 
-def test_a_run_of_a_script_is_resumed_by_the_script(tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text(OwnRecipe(model="__main__:build").toml())
+@pytest.mark.parametrize("model", ["__main__:build", ""], ids=["builder", "instance"])
+def test_a_run_of_a_script_is_resumed_by_the_script(model: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(OwnRecipe(model=model).toml())
     must = f"a run of a script must be resumed by the script, got {str(tmp_path)!r}: run the script again\n"
     for given in ((), (BUILD,)):
         assert call("train", *given, "--resume", str(tmp_path)) == (2, "", must)

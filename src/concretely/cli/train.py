@@ -229,7 +229,7 @@ def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> "RunRecip
             fail(f"{error}{', or resume all with the command that started them' if several else ''}")
         name = given.get("model")
         if isinstance(recipe, OwnRecipe):
-            if recipe.model.startswith(SCRIPT):
+            if not recipe.model or recipe.model.startswith(SCRIPT):  # of a model without a name, or of a script
                 fail(f"a run of a script must be resumed by the script, got {str(folder)!r}: run the script again")
             require_named(folder, recipe, name)
         if name not in (None, recipe.settings.get("model")):
