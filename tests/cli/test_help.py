@@ -54,6 +54,17 @@ def test_the_example_of_each_help_works_in_an_empty_folder(tmp_path: Path, monke
     assert {path.name for path in Path("out").iterdir()} >= {"train", "sample", "study", "figure"}
 
 
+def test_help_has_the_defaults_of_models_of_ones_own_and_says_what_is_for_notations() -> None:
+    text = {verb: re.sub(r"[\s│]+", " ", call(verb, "--help")[1]) for verb in ("train", "sweep", "evaluate", "study")}
+    for verb in ("train", "sweep"):
+        assert "[default: (the paper's; own models: 0.001)]" in text[verb]
+        assert "[default: (the paper's; own models: by number of states)]" in text[verb]
+        for flag in ("binarize", "train-on", "arity", "weight-decay"):
+            assert re.search(rf"--{flag} <str> Notations: ", text[verb])
+    assert "or 100 with a context; own models: 1,000, or 100 without q)]" in text["evaluate"]
+    assert "Number of samples m; --tasks always takes 4. [default: (5)]" in text["study"]
+
+
 def test_no_help_imports_torch_or_matplotlib() -> None:
     modules = modules_after(*((*verb, "--help") for verb in VERBS))
     assert "concretely.cli.figure" in modules

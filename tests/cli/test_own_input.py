@@ -27,6 +27,7 @@ GATE = "tests.training.own:Gate"
             [BUILD, "--set", "width=3", "--set", "width=4"],
             "set must name width once, got 2 values: for several runs, pass width=3,4",
         ),
+        ([BUILD, "--validate", "-1"], "validate must be a whole number, not negative, got -1\n"),
         ([BUILD, "--beta", "-1"], "beta must be finite and not negative, got -1.0"),
         (["4H-6V", "--set", "width=3"], "set must be left out, as 4H-6V has no builder, got width"),
         (["tests.cli.test_own_input:needs"], "tests.cli.test_own_input:needs must be given width, got no value"),

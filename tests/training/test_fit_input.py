@@ -116,6 +116,7 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"valid": []}, "valid must have at least one batch, got none"),
     ({"data": []}, "data must have at least one batch, got none"),
     ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
+    ({"valid": bits(), "every": -1}, "every must be a whole number, not negative, got -1"),
     ({"batch": 2.5}, "batch must be a whole number of at least 1, got 2.5"),
     ({"lr": -1.0}, "lr must be positive, got -1.0"),
     ({"ema": 1.0}, "ema must be at least 0 and below 1, such as 0.999, got 1.0"),

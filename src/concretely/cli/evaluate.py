@@ -29,7 +29,11 @@ DENSITY, PREDICTION, OWN = 50_000, 100, 1_000
 def evaluate(
     run: RunFolder,
     samples: Annotated[
-        int | None, option("Samples for each data point.", f"the paper's {DENSITY:,}, or {PREDICTION} with a context")
+        int | None,
+        option(
+            "Samples for each data point.",
+            f"the paper's {DENSITY:,}, or {PREDICTION} with a context; own models: {OWN:,}, or {PREDICTION} without q",
+        ),
     ] = None,
     *,
     split: Annotated[

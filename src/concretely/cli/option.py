@@ -80,21 +80,29 @@ MembersPerProgram = Annotated[
     int | None, option("With --share or Ray: maximum number of members of one program.", "8 on a GPU, 1 elsewhere")
 ]
 
+OF_PAPER = "the paper's; own models:"
+"""The start of a default that differs between models in a notation and models of one's own."""
 _RECIPE_FLAGS = {
     "data": ("Data set: digits, mnist, omniglot, or a .npz file with train, test and maybe valid.", "digits"),
-    "binarize": ("How to turn grey values of a file into bits: bernoulli or threshold.", "bernoulli"),
-    "train_on": ("Training points: train, or whole to include the validation set.", "train"),
+    "binarize": ("Notations: how to turn grey values of a file into bits, bernoulli or threshold.", "bernoulli"),
+    "train_on": ("Notations: training points, train or, to include the validation set, whole.", "train"),
     "estimator": (f"Gradient estimator: {', '.join(ESTIMATORS)}.", "concrete"),
     "samples": ("Number of samples m in the bound.", "1, or 5 if the estimator needs several"),
-    "temperature": ("Temperature such as 2/3, or 1:1/2:10000 to anneal from 1 to 1/2.", "the paper's"),
-    "prior_temperature": ("Temperature of the prior.", "the paper's"),
-    "arity": ("Number of states of units without a suffix in the notation.", "2"),
+    "temperature": (
+        "Temperature such as 2/3, or 1:1/2:10000 to anneal from 1 to 1/2.",
+        f"{OF_PAPER} by number of states",
+    ),
+    "prior_temperature": ("Temperature of the prior.", f"{OF_PAPER} none"),
+    "arity": ("Notations: number of states of units without a suffix.", "2"),
     "steps": ("Number of training steps; the paper takes 10,000,000.", "20000"),
     "batch": ("Batch size.", "64"),
-    "lr": ("Learning rate.", "the paper's"),
+    "lr": ("Learning rate.", f"{OF_PAPER} 0.001"),
     "optimizer": ("Optimizer: adam, or muon for large batches and fewer steps.", "adam"),
     "lr_schedule": ("Learning rate schedule: constant, linear or cosine.", "constant"),
-    "weight_decay": ("Factor of half the squared weights, divided by the number of data points.", "the paper's"),
+    "weight_decay": (
+        "Notations: factor of half the squared weights, divided by the number of data points.",
+        "the paper's",
+    ),
     "seed": ("Random seed.", "0"),
     "validate": ("Steps between validations; the best model is kept.", "never"),
     "validation_samples": ("Samples for each data point in a validation.", "10"),

@@ -60,7 +60,7 @@ def study(
     data: Annotated[
         str | None, option("Data set: digits, mnist, omniglot, or a .npz file.", "digits, or the run's")
     ] = None,
-    samples: Annotated[int | None, option("Number of samples m.", "5; 4 with --tasks")] = None,
+    samples: Annotated[int | None, option("Number of samples m; --tasks always takes 4.", "5")] = None,
     repeats: Annotated[int | None, option("Estimates for each estimator; fewer than 11 show no bias.", "200")] = None,
     points: Annotated[int | None, option("Data points in the batch.", "16")] = None,
     temperature: Annotated[

@@ -256,7 +256,7 @@ def fit(
         )
         spread = list(settings.spread(recipe, folder))
         for own, _, _ in spread:
-            require_possible(own)
+            require_possible(own, validate="every")
         options = Options(
             estimator=estimator,
             objective=objective,

@@ -157,13 +157,14 @@ SETTINGS = frozenset(field.name for field in fields(OwnRecipe))
 """The names of all settings of a run of one's own."""
 
 
-def require_possible(recipe: OwnRecipe) -> None:
-    """Raise an error in one sentence if a setting is not possible."""
+def require_possible(recipe: OwnRecipe, *, validate: str = "validate") -> None:
+    """Raise an error in one sentence if a setting is not possible. `validate` is the name of that setting."""
     for name in ("samples", "steps", "batch", "accumulate", "validation_samples"):
         _require(_is_whole(getattr(recipe, name), 1), name, "be a whole number of at least 1", getattr(recipe, name))
     for name in ("validate", "patience", "seed"):
         value = getattr(recipe, name)
-        _require(_is_whole(value, 0), "every" if name == "validate" else name, "be a whole number, not negative", value)
+        title = validate if name == "validate" else name
+        _require(_is_whole(value, 0), title, "be a whole number, not negative", value)
     for name in ("lr", "clip"):
         value = getattr(recipe, name)
         _require(value is None or (_is_real(value) and 0 < value < math.inf), name, "be positive", value)
