@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,14 @@ def test_help_has_the_defaults_of_models_of_ones_own_and_says_what_is_for_notati
             assert re.search(rf"--{flag} <str> Notations: ", text[verb])
     assert "or 100 with a context; own models: 1,000, or 100 without q)]" in text["evaluate"]
     assert "Number of samples m; --tasks always takes 4. [default: (5)]" in text["study"]
+
+
+def test_paragraphs_of_help_have_no_line_breaks_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    for verb in VERBS:
+        head = call(*verb, "--help")[1].partition("╭")[0]
+        lines = [line.strip() for line in head.splitlines()]
+        assert not any(line and following for line, following in pairwise(lines)), verb
 
 
 def test_no_help_imports_torch_or_matplotlib() -> None:

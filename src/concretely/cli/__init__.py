@@ -3,6 +3,7 @@
 Torch and matplotlib are imported only when a verb runs, so that `--help` is fast.
 """
 
+from inspect import getdoc
 from typing import Annotated
 
 import typer
@@ -24,6 +25,8 @@ app.add_typer(figure.app, name="figure")
 app.command(epilog=cite.EXAMPLE)(cite.cite)
 for command in (*app.registered_commands, *figure.app.registered_commands):
     assert command.callback is not None
+    paragraphs = (getdoc(command.callback) or "").split("\n\n")
+    command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)  # typer keeps line breaks
     command.callback = guarded(command.callback)
 
 

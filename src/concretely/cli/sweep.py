@@ -61,8 +61,8 @@ def sweep(
 ) -> None:
     """Train a grid of recipes and select the best on the validation set. Run the same command to go on after Ctrl-C.
 
-    lr, weight-decay, temperature, prior-temperature and seed may be lists such as 1e-4,3e-4 or, for seeds, 0..7, as may
-    the arguments of a builder. All members of one architecture train as one program. By default lr and weight-decay
+    lr, weight-decay, temperature, prior-temperature, beta, clip, ema, seed and the values of set may be lists such as
+    1e-4,3e-4 or, for seeds, 0..7. All members of one architecture train as one program. By default lr and weight-decay
     take the values that the paper chose from; for a model of your own lr does, unless its builder has arguments.
 
     With --share, run the same command in several terminals or on several machines with one shared folder: each process

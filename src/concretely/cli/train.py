@@ -62,10 +62,10 @@ def train(
 ) -> None:
     """Train a model, score it and write a report. Ctrl-C saves a checkpoint and prints how to resume.
 
-    data, binarize, train-on, lr, weight-decay, temperature, prior-temperature and seed may be lists such as 1e-4,3e-4
-    or, for seeds, 0..7. All members of a list train as one program, each in its own folder. Run the same command again
-    to go on with an interrupted list. With --share, run it in several terminals or on several machines with one shared
-    folder: each process takes members that no other has.
+    data, binarize, train-on, lr, weight-decay, temperature, prior-temperature, beta, clip, ema, seed and the values of
+    set may be lists such as 1e-4,3e-4 or, for seeds, 0..7. All members of a list train as one program, each in its own
+    folder. Run the same command again to go on with an interrupted list. With --share, run it in several terminals or
+    on several machines with one shared folder: each process takes members that no other has.
 
     With torchrun --nproc-per-node N -m concretely train, N processes train one model, each on its part of every batch.
     """
