@@ -69,6 +69,10 @@ GATE = "tests.training.own:Gate"
             "tests.cli.test_own_input:fails must build a model from width=3, got RuntimeError at test_own_input.py:",
         ),
         (
+            ["tests.cli.test_own_input:exits"],
+            "tests.cli.test_own_input:exits must build a model from its defaults, got SystemExit at test_own_input.py:",
+        ),
+        (
             [BUILD, "--set", "width=a"],
             "tests.training.own:build must build a model from width='a', got TypeError at own.py:",
         ),
@@ -96,11 +100,17 @@ def gate(draw: c.Draw, x: Any) -> Any:
     return draw("gate", c.Bernoulli(logits=x)).sum(-1)
 
 
+def exits() -> None:
+    raise SystemExit("no licence")
+
+
 def fails(width: int) -> None:
     raise RuntimeError(f"no model of width {width}\nand a second line")
 
 
-@pytest.mark.parametrize("text", ["def build(:", "raise RuntimeError('no licence')"])
+@pytest.mark.parametrize(
+    "text", ["def build(:", "raise RuntimeError('no licence')", "import no_such_package", "raise SystemExit(3)"]
+)
 def test_a_module_that_fails_when_it_is_imported_gets_one_sentence(text: str, data: str, tmp_path: Path) -> None:
     name = f"{tmp_path / 'broken.py'}:build"
     (tmp_path / "broken.py").write_text(text)
@@ -108,6 +118,14 @@ def test_a_module_that_fails_when_it_is_imported_gets_one_sentence(text: str, da
     assert (code, len(stderr.splitlines())) == (2, 1)
     assert stderr.startswith(f"model must be importable, but importing {name!r} raised ")
     assert "broken.py" in stderr.partition("raised")[2]
+
+
+def test_only_functions_and_classes_are_suggested_as_builders(data: str, tmp_path: Path) -> None:
+    for text, known in (("WIDTH = 3", "there are none"), ("WIDTH, make = 3, print", "choose from 'make'")):
+        file = tmp_path / f"names_of_{len(text)}.py"
+        file.write_text(text)
+        sentence = f"unknown name 'build' in {file}; {known}\n"
+        assert call("train", f"{file}:build", "--data", data) == (2, "", sentence)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ..model.model import as_module
 from ..spelling import did_you_mean
 from .rng import Purpose, seed_of
 from .stream import seeded_everything
-from .user_error import describe_raised
+from .user_error import describe_raised, user_line
 
 Build = Callable[..., Any]
 """A function that returns a model or a program."""
@@ -84,7 +84,7 @@ def built_by_name(name: str, arguments: Mapping[str, Any], *, seed: int) -> nn.M
     require_arguments(build, arguments, name=name)
     try:
         target = _called(build, arguments, seed=seed)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         must = f"{name} must build a model from {given or 'its defaults'}"
         raise ValueError(f"{must}, got {describe_raised(error)}") from error
@@ -169,7 +169,8 @@ def imported(name: str) -> Build:
         if not hasattr(target, part) and place == "__main__":
             raise ValueError(f"{part!r} is of the script that trained it, and not in this one")
         if not hasattr(target, part):
-            raise ValueError(f"unknown name {part!r} in {place}{did_you_mean(part, dir(target))}")
+            known = [name for name in dir(target) if not name.startswith("_") and callable(getattr(target, name))]
+            raise ValueError(f"unknown name {part!r} in {place}{did_you_mean(part, known)}")
         target = getattr(target, part)
     if not callable(target):
         raise ValueError(f"a model must be built by a function, got {type(target).__name__} in {name}")
@@ -188,9 +189,9 @@ def _module_of(place: str, name: str) -> ModuleType:
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
         return importlib.import_module(place)
-    except ImportError as error:
-        raise ValueError(f"model must be importable, such as package.module:build, got {name!r}: {error}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ImportError) and not user_line(error):  # there is no such module
+            raise ValueError(f"model must be importable, such as package.module:build, got {name!r}: {error}") from None
         must = f"model must be importable, but importing {name!r}"
         raise ValueError(f"{must} raised {describe_raised(error)}") from error
 
