@@ -206,6 +206,15 @@ def test_a_file_that_does_not_fit_gets_one_sentence(arrays: dict[str, Any], sent
     assert not (tmp_path / "run").exists()
 
 
+def test_a_program_of_other_inputs_than_a_file_has_says_which_arrays_it_takes(data: str, tmp_path: Path) -> None:
+    x, y = own.bits(40).numpy(), np.zeros(40, np.int64)
+    named = own.write(tmp_path / "named.npz", train_images=x, train_labels=y)
+    must, unknown = "a program of (x, y) must be given", "without 'x', 'y' and with unknown 'images', 'labels'"
+    for path, got in ((data, "as many inputs, got 1 input"), (named, f"a dictionary of its inputs, got one {unknown}")):
+        todo = f"instead of {path!r}, take a file with arrays train_x and train_y, and likewise for valid and test"
+        assert call("train", GATE, "--data", path) == (2, "", f"{must} {got}: {todo}\n")
+
+
 def test_values_of_a_file_that_are_not_finite_are_counted(tmp_path: Path) -> None:
     x = own.bits(40).numpy().astype(np.float32)
     path = own.write(tmp_path / "holes.npz", train=x, valid=x, test=np.where(np.arange(5)[:, None] == 4, np.nan, x[:5]))

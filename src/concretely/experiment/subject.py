@@ -49,7 +49,7 @@ def inputs_for(
         return inputs_of(paper_recipe(recipe), part[index].to(device))
     batch: Any = part[index].float() if isinstance(part, Bits) else tree_map_only(Tensor, lambda t: t[index], part)
     batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
-    return arranged(model, batch, None)(batch)
+    return arranged(model, batch, None, file=data.name)(batch)
 
 
 def relaxed_estimator(recipe: RunRecipe, step: int) -> Estimator:

@@ -52,7 +52,7 @@ EXAMPLE = 1_000
 """The maximum number of data points of the example from which an estimator is built."""
 VALIDATED = 4_096
 """The number of data points that are validated at once."""
-BY_NAME, BY_FUNCTION = "name its entries like the inputs", "inputs=, a function from a batch to the inputs"
+BY_NAME, BY_FUNCTION = "name its entries like the inputs", "pass inputs=, a function from a batch to the inputs"
 """How the entries of a batch become the inputs of a program."""
 
 Scheduled = Schedule | Mapping[str, Schedule]
@@ -86,7 +86,8 @@ def own_task(
     model.to(device)
     feed = source.feed(seed=recipe.seed, batch=recipe.batch, parts=recipe.accumulate)
     example = feed.inputs(0, device)[0]
-    arrange = arranged(model, example, options.inputs)
+    file = None if source.name == OBJECTS else source.name
+    arrange = arranged(model, example, options.inputs, file=file)
     estimator = _estimator(options, model, arrange(example), seed=recipe.seed)
     controls = _controls(options, model)
     require_schedules({**controls, "schedule": options.schedule}, recipe.steps)
@@ -105,8 +106,8 @@ def own_task(
     keys = Keys(keys_of(recipe.seed, Purpose.GAP, 0, device=device), seeds_torch=False)
     with torch_generators(device):
         torch.manual_seed(seed_of(recipe.seed, Purpose.TORCH))
-        named = "the data" if source.name == OBJECTS else f"the data {source.name!r}"
-        with _running_on(named, example, _passed_whole(model, arrange(example))):
+        named = "the data" if file is None else f"the data {file!r}"
+        with _running_on(named, example, _passed_whole(model, arrange(example), file)):
             units = monitor.examine(example, keys, values)
         if isinstance(options.valid, Source) and recipe.validate:
             _try_validation(model, options.valid, arrange)
@@ -187,16 +188,20 @@ def _try_validation(model: nn.Module, valid: Source, arrange: Arrange) -> None:
     if part is None:
         raise ValueError("valid must have at least one data point, got none")
     inputs = arrange(part)
-    named = "valid" if valid.name == "valid" else f"the validation data of {valid.name!r}"
-    with _running_on(named, part, _passed_whole(model, inputs), is_second=True):
+    file = None if valid.name == "valid" else valid.name
+    named = "valid" if file is None else f"the validation data of {file!r}"
+    with _running_on(named, part, _passed_whole(model, inputs, file), is_second=True):
         scored(model, inputs, samples=1, generator=torch.Generator(valid.device).manual_seed(0))
 
 
-def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | None) -> Arrange:
+def arranged(
+    model: nn.Module, example: Inputs, given: Callable[[Any], Any] | None, *, file: str | None = None
+) -> Arrange:
     """Return how a batch becomes the inputs of a program. Dictionaries are passed by the names of its parameters.
 
     If the first one has none of these names, or the program has a single input of another name, they are passed whole.
-    Where the first batch is no dictionary, that is decided for each, as validation data may have another form.
+    Where the first batch is no dictionary, that is decided for each, as validation data may have another form. `file`
+    is the name of the data if they are those of a file, for errors.
     """
     expected, defaults = _signature(model), _defaults(model)
     what = "a model" if isinstance(model, Model) else "a program"
@@ -210,7 +215,7 @@ def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | No
     def passed(batch: Any) -> tuple[Any, ...]:
         if isinstance(batch, Mapping):
             by_name = has_names(batch) if decided is None else decided
-            return _inputs_by_name(what, defaults, batch) if by_name else (batch,)
+            return _inputs_by_name(what, defaults, batch, file) if by_name else (batch,)
         return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
     try:
@@ -223,7 +228,7 @@ def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | No
         if isinstance(error, ValueError):
             raise
         if isinstance(first, Mapping):
-            _inputs_by_name(what, defaults, first)
+            _inputs_by_name(what, defaults, first, file)
         if by_keyword := _by_keyword(expected, len(inputs)):
             must = f"{what} of ({', '.join(defaults)}) must take its inputs by position"
             raise ValueError(
@@ -232,7 +237,8 @@ def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | No
         names, got = list(expected.parameters)[1:], f"{len(inputs)} input{'s' * (len(inputs) != 1)}"
         must = f"{what} of ({', '.join(names)}) must be given as many inputs"
         todo = "" if len(inputs) > 1 else "put them in a tuple, as each entry of a list is a batch, or "
-        raise ValueError(f"{must}, got {got}: {todo}pass {BY_FUNCTION}") from None
+        todo = f"{todo}{BY_FUNCTION}" if file is None else _as_arrays(names, file)
+        raise ValueError(f"{must}, got {got}: {todo}") from None
     return passed if given is None else lambda batch: passed(given(batch))
 
 
@@ -255,7 +261,15 @@ def _by_keyword(expected: inspect.Signature, count: int) -> list[str]:
     return [own.name for place, own in by_keyword if place < count or own.default is own.empty]
 
 
-def _inputs_by_name(what: str, defaults: Mapping[str, Any], batch: Mapping[Any, Any]) -> tuple[Any, ...]:
+def _as_arrays(names: Sequence[str], file: str) -> str:
+    """Return what to do so that the data of a file, or of a name, are the inputs of a program."""
+    arrays = f"arrays {' and '.join(f'train_{name}' for name in names)}" if len(names) > 1 else "an array train"
+    return f"instead of {file!r}, take a file with {arrays}, and likewise for valid and test"
+
+
+def _inputs_by_name(
+    what: str, defaults: Mapping[str, Any], batch: Mapping[Any, Any], file: str | None
+) -> tuple[Any, ...]:
     """Return the entries of a dictionary in the order of the inputs, up to the last one that it has."""
     missing = [name for name, own in defaults.items() if own is inspect.Parameter.empty and name not in batch]
     unknown = [name for name in batch if name not in defaults]
@@ -263,21 +277,23 @@ def _inputs_by_name(what: str, defaults: Mapping[str, Any], batch: Mapping[Any, 
         lacks = [f"without {', '.join(map(repr, missing))}"] if missing else []
         adds = [f"with unknown {', '.join(map(repr, unknown))}"] if unknown else []
         must = f"{what} of ({', '.join(defaults)}) must be given a dictionary of its inputs"
-        raise ValueError(f"{must}, got one {' and '.join(lacks + adds)}: {BY_NAME}, or pass {BY_FUNCTION}")
+        todo = f"{BY_NAME}, or {BY_FUNCTION}" if file is None else _as_arrays(list(defaults), file)
+        raise ValueError(f"{must}, got one {' and '.join(lacks + adds)}: {todo}")
     names = list(defaults)
     while names and names[-1] not in batch:
         names.pop()
     return tuple(batch.get(name, defaults[name]) for name in names)
 
 
-def _passed_whole(model: nn.Module, inputs: tuple[Any, ...]) -> str:
+def _passed_whole(model: nn.Module, inputs: tuple[Any, ...], file: str | None) -> str:
     """Return the end of an error of a program whose one input was a dictionary, of which it may want an entry."""
     names, whole = list(_defaults(model)), inputs[0] if len(inputs) == 1 else None
     unknown = [name for name in whole if name not in names] if isinstance(whole, Mapping) else []
     if not isinstance(whole, Mapping) or not unknown or len(unknown) == len(whole):
         return ""
     why = f"as ({', '.join(names)}) has no input {', '.join(map(repr, unknown))}"
-    return f"; {names[0]} was the whole dictionary, {why}: {BY_NAME}, or pass {BY_FUNCTION}"
+    todo = f"{BY_NAME}, or {BY_FUNCTION}" if file is None else _as_arrays(names, file)
+    return f"; {names[0]} was the whole dictionary, {why}: {todo}"
 
 
 def validation_score(
