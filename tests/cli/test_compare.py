@@ -37,8 +37,18 @@ def test_what_is_the_same_for_several_runs_is_said_once(scored: Path) -> None:
     table, _, sentence = stdout.strip().rpartition("\n")
     assert table.count("independent pixels") == 1
     assert table.count("6H-64V") == 2
-    assert sentence.startswith("best: 6H-64V, concrete, m = 1, test NLL ")
+    assert sentence.startswith(f"best: 6H-64V, concrete, m = 1, member {scored}, test NLL ")
     assert "; next +0.00, independent pixels " in sentence
+
+
+def test_the_best_of_members_that_differ_in_their_seeds_alone_is_named(scored: Path) -> None:
+    record = read_record(scored / "record.json")
+    worse = scored.with_name("worse")
+    worse.mkdir()
+    record["metrics"]["test_nll"]["value"] += 1
+    write_record(worse / "record.json", record)
+    sentence = call("compare", str(worse), str(scored))[1].splitlines()[-1]
+    assert sentence.startswith("best: 6H-64V, concrete, m = 1, member run, test NLL ")
 
 
 def test_none_is_the_best_of_runs_with_different_data(scored: Path) -> None:

@@ -31,9 +31,11 @@ def compare(
     titles = [[record["recipe"].get(key) for key in keys] for record in records]
     alike = any(titles.count(title) > 1 for title in titles)
     names = [run.resolve().name for run in runs]
-    show(likelihood_table(records, split, names if alike else ()))
+    names = names if len(set(names)) == len(names) else list(map(str, runs))
+    members = names if alike else ()
+    show(likelihood_table(records, split, members))
     if len(runs) > 1:
-        show_text(likelihood_summary(records, split))
+        show_text(likelihood_summary(records, split, members))
     if sentence := loose_summary(records, split, names):
         show_text(sentence)
 

@@ -175,14 +175,18 @@ def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Se
     return table
 
 
-def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
+def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str, names: Sequence[str] = ()) -> str:
     """Return a sentence that says which of several runs has the lowest NLL, and by how much, if all have the same data.
+
+    `names` are those of the runs, if their recipes do not tell them apart.
 
     >>> def record(estimator, value):
     ...     metrics = {"test_nll": {"value": value, "standard_error": 0.2}, "test_factorised_nll": {"value": 27.0}}
     ...     return {"recipe": {"notation": "2H-64V", "estimator": estimator, "samples": 5}, "metrics": metrics}
     >>> likelihood_summary([record("vimco", 22.5), record("concrete", 22.0)], "test")
     'best: 2H-64V, concrete, m = 5, test NLL 22.00 ± 0.20; next +0.50, independent pixels +5.00'
+    >>> likelihood_summary([record("vimco", 22.0), record("vimco", 22.5)], "test", ["seed=0", "seed=1"])
+    'best: 2H-64V, vimco, m = 5, member seed=0, test NLL 22.00 ± 0.20; next +0.50, independent pixels +5.00'
     """
 
     def nll(record: Mapping[str, Any]) -> float:
@@ -192,12 +196,14 @@ def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
     digests = {record.get("data") for record in records if record["recipe"].get("data") != OBJECTS}
     if len(digests) > 1:
         return "the runs have different data, so their scores cannot be compared"
-    best, second, *_ = sorted(records, key=nll)
+    order = sorted(range(len(records)), key=lambda place: nll(records[place]))
+    best, second = (records[place] for place in order[:2])
     if not math.isfinite(nll(second)):
         return f"fewer than two runs have a finite score on {split}"
     key = score_key(best["metrics"], split)
     recipe, scored, score = best["recipe"], best["metrics"][key], "cost" if key.endswith("cost") else "NLL"
-    named = f"best: {model_title(recipe)}, {recipe['estimator']}, m = {recipe['samples']}"
+    member = f", member {names[order[0]]}" if names else ""
+    named = f"best: {model_title(recipe)}, {recipe['estimator']}, m = {recipe['samples']}{member}"
     sentence = f"{named}, {split} {score} {format_metric(scored)}"
     pixels = best["metrics"].get(f"{split}_factorised_nll", {}).get("value")
     baseline = "" if pixels is None else f", independent pixels {pixels - nll(best):+.2f}"
@@ -210,6 +216,8 @@ def loose_summary(records: Sequence[Mapping[str, Any]], split: str, names: Seque
     >>> record = {"metrics": {"test_nll": {"value": 22.5, "samples": 50, "effective_sample_size": 3.2}}}
     >>> loose_summary([record], "test", ["mine"])
     'the NLL of mine would fall with more samples: the mean effective sample size is below 10'
+    >>> loose_summary([record] * 3, "test", ["a", "b", "c"])[:21]
+    'the NLL of a, b and c'
     """
     scores = [record["metrics"][score_key(record["metrics"], split)] for record in records]
     loose = [
@@ -218,7 +226,7 @@ def loose_summary(records: Sequence[Mapping[str, Any]], split: str, names: Seque
         if is_loose(score.get("effective_sample_size"), score.get("samples", LOOSE))
     ]
     why = f"would fall with more samples: the mean effective sample size is below {LOOSE}"
-    return f"the NLL of {' and '.join(loose)} {why}" if loose else ""
+    return f"the NLL of {' and '.join(filter(None, [', '.join(loose[:-1]), *loose[-1:]]))} {why}" if loose else ""
 
 
 def task_table(study: "TaskStudy") -> Table:
