@@ -25,6 +25,7 @@ from concretely.experiment.record import KEYS
 from concretely.training import checkpoint
 from concretely.training import folder as training
 from concretely.training.folder import restored
+from concretely.training.own_recipe import OwnRecipe
 from concretely.training.recipe import read, resolve
 from concretely.training.train_state import Row, TrainState
 
@@ -290,6 +291,11 @@ def test_the_gap_between_the_relaxed_and_the_discrete_bound_is_shown_where_there
     scored = [replace(rows()[1], valid=score) for score in (math.nan, 7.0, math.nan)]
     assert describe_rows(discrete, scored[:1]) == "bound -3.00  validation NLL nan"
     assert describe_rows(discrete, scored) == "bound -3.00  validation NLL nan, best 7.00"
+
+
+def test_the_loss_of_a_model_of_ones_own_has_the_sign_of_its_validation() -> None:
+    shown = "loss 4.00  discrete 5.50  gap +1.50  validation 7.00, best 7.00"
+    assert describe_rows(OwnRecipe(model="package.module:build"), rows()) == shown
 
 
 def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

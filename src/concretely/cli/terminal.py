@@ -358,15 +358,16 @@ def training_progress(
 
 
 def describe_rows(recipe: RunRecipe, rows: Sequence["Row"]) -> str:
-    """Return a description of the last rows of a training curve."""
+    """Return a description of the last rows of a training curve. A loss is minus the objective, as is a validation."""
     recent = rows[-SMOOTHED:]
     objective, discrete = (
         sum(getattr(row, name) for row in recent) / len(recent) for name in ("objective", "discrete")
     )
     is_paper = isinstance(recipe, Recipe)  # the model of a user may be a program with a cost
-    text = f"{'bound' if is_paper else 'objective'} {objective:.2f}"
+    name, sign = ("bound", 1) if is_paper else ("loss", -1)
+    text = f"{name} {sign * objective:z.2f}"
     if recipe.method.relaxes if isinstance(recipe, Recipe) else objective != discrete:
-        text += f"  discrete {discrete:.2f}  gap {objective - discrete:+.2f}"
+        text += f"  discrete {sign * discrete:z.2f}  gap {objective - discrete:+z.2f}"
     validations = [row.valid for row in rows if row.valid is not None]
     if validations:
         text += f"  {'validation NLL' if is_paper else 'validation'} {validations[-1]:.2f}"

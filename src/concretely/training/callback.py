@@ -190,14 +190,14 @@ def _rows_before(path: Path, step: float, run: str) -> list[dict[str, str]]:
 
 
 def describe_row(row: Row) -> str:
-    """Return the main metrics of a row in one line.
+    """Return the main metrics of a row in one line. A loss is minus the objective, as is a validation.
 
     >>> describe_row(Row(10, 1.0, 1e-3, None, objective=-3.0, discrete=-3.5, valid=3.25))
-    'objective -3.00  discrete -3.50  gap +0.50  validation 3.25'
+    'loss 3.00  discrete 3.50  gap +0.50  validation 3.25'
     """
-    text = f"objective {row.objective:.2f}"
+    text = f"loss {-row.objective:z.2f}"
     if row.discrete != row.objective:
-        text += f"  discrete {row.discrete:.2f}  gap {row.objective - row.discrete:+.2f}"
+        text += f"  discrete {-row.discrete:z.2f}  gap {row.objective - row.discrete:+z.2f}"
     return text + ("" if row.valid is None else f"  validation {row.valid:.2f}")
 
 
