@@ -268,7 +268,8 @@ def test_an_interrupted_command_saves_and_says_how_to_go_on(tmp_path: Path) -> N
     assert 30 <= int(found[1]) < 300
     assert checkpoint.latest(folder).step == int(found[1])
     assert not (folder / "report.html").exists()
-    code, _, stderr = call(*shlex.split(found[2]), "--score-samples", "2")  # as a shell reads the sentence
+    assert found[2].endswith(" --score-samples 2")
+    code, _, stderr = call(*shlex.split(found[2]))  # as a shell reads the sentence
     assert code == 0, stderr
     assert call("train", "4H-64V", "--estimator", "vimco", *options, "--out", str(tmp_path / "straight"))[0] == 0
     assert same(folder, tmp_path / "straight")

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from ..training.parallel import World
 
 EXAMPLE = "Example: concretely train 32H~64V --steps 500 --lr 3e-3"
+DEFAULTS: dict[str, Any] = {"checkpoint-seconds": 60.0, "score-samples": 100}
+"""The defaults of flags that are not settings of a recipe."""
 
 
 @with_recipe
@@ -52,8 +54,12 @@ def train(
     max_bytes: MaxBytes = None,
     device_name: Device = None,
     precision: Precision = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0,
-    score_samples: Annotated[int, typer.Option(help="Samples for scoring the trained model.")] = 100,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = DEFAULTS[
+        "checkpoint-seconds"
+    ],
+    score_samples: Annotated[int, typer.Option(help="Samples for scoring the trained model.")] = DEFAULTS[
+        "score-samples"
+    ],
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run in the output folder.")] = False,
     share: Shared = False,
@@ -104,7 +110,10 @@ def train(
         moved = given.get("data") if resume else None
         with nullcontext() if world is None else world.in_turn():
             data = load_data(recipes[0], moved, resumed=resume is not None, max_bytes=max_bytes)
-        _train_one(recipes[0], folder, data=data, samples=score_samples, tensorboard=tensorboard, world=world, **how)
+        flags = {"data": moved, "max-bytes": max_bytes, "device": device_name, "precision": precision}
+        flags |= {"checkpoint-seconds": checkpoint_seconds, "score-samples": score_samples}
+        how |= {"data": data, "samples": score_samples, "tensorboard": tensorboard, "world": world}
+        _train_one(recipes[0], folder, way_on=_resume_command(folder, flags), **how)
         _score(folder, data, device=device, samples=score_samples, world=world)
 
 
@@ -130,9 +139,16 @@ def _train_list(recipes: Sequence["RunRecipe"], folder: Path, **how: Any) -> Non
 
 
 def _train_one(
-    recipe: "RunRecipe", folder: Path, *, samples: int, tensorboard: bool, world: "World | None" = None, **how: Any
+    recipe: "RunRecipe",
+    folder: Path,
+    *,
+    samples: int,
+    tensorboard: bool,
+    way_on: str,
+    world: "World | None" = None,
+    **how: Any,
 ) -> None:
-    """Train a model until it is finished; exit if it diverges or is interrupted."""
+    """Train a model until it is finished; exit if it diverges or is interrupted, with the command to go on."""
     from ..experiment.scoring import require_scorable
     from ..experiment.subject import scored_split
     from ..file import FULL, writable_dir
@@ -151,7 +167,7 @@ def _train_one(
         if world is None or world.is_first:
             writable_dir(folder)
     terminal.remark(f"{recipe.toml()}# {how['data'].source}", style="dim")
-    resume, events = f"concretely train --resume {shlex.quote(str(folder))}", folder / "tensorboard"
+    events = folder / "tensorboard"
     events_folder = events if tensorboard or events.is_dir() else None  # a resumed run goes on with its events
     if world is not None and not world.is_first:
         events_folder = None
@@ -170,9 +186,17 @@ def _train_one(
                 raise
             why = error.strerror or str(error)
             todo = "free some space, then resume" if error.errno in FULL else "resume"
-            fail(f"{str(folder)!r} cannot be written to: {why}; {todo} with: {resume}")
+            fail(f"{str(folder)!r} cannot be written to: {why}; {todo} with: {way_on}")
     if not run.finished:
-        fail(f"stopped after step {run.step:,} and saved; resume with: {resume}", 130)
+        fail(f"stopped after step {run.step:,} and saved; resume with: {way_on}", 130)
+
+
+def _resume_command(folder: Path, flags: dict[str, Any]) -> str:
+    """Return the command that resumes a run with the same flags. Those with their defaults are left out."""
+    given = [
+        f"--{name} {shlex.quote(str(flag))}" for name, flag in flags.items() if flag not in (None, DEFAULTS.get(name))
+    ]
+    return " ".join(["concretely train --resume", shlex.quote(str(folder)), *given])
 
 
 def _smaller_lr(recipe: "RunRecipe", folder: Path) -> str:
