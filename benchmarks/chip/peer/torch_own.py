@@ -1,6 +1,7 @@
 """The training step of a user's own model by hand in PyTorch: eager, or with its loss compiled.
 
-Batches are drawn from the data on the device, with replacement. The update is torch's fused Adam.
+Batches are drawn from the data on the device, with replacement. The update is torch's Adam, fused on a GPU. The loss is
+written either with formulas of its own, or with the classes of torch.distributions.
 """
 
 import math
@@ -9,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Bernoulli
+from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
+from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from ...training import BETAS, EPSILON, LEARNING_RATE, PRIOR_TEMPERATURE, TEMPERATURE
@@ -60,7 +64,24 @@ def _concrete(y: Tensor, logits: Tensor, temperature: float) -> Tensor:
     return scale + score.sum(-1) - CATEGORIES * score.logsumexp(-1)
 
 
-def trainer(case: OwnCase, data: Tensor, device: torch.device, *, compiled: bool = False) -> Callable[[], Tensor]:
+def loss_by_distributions(network: Network, x: Tensor, samples: int) -> Tensor:
+    """`loss` by the classes of torch.distributions in log space, as a user writes it."""
+    temperature, prior_temperature = x.new_tensor([TEMPERATURE, PRIOR_TEMPERATURE])
+    logits = network.encoder(2 * x - 1)
+    is_binary = logits.dim() == 2
+    kind: Any = LogitRelaxedBernoulli if is_binary else ExpRelaxedCategorical
+    q, p = kind(temperature, logits=logits), kind(prior_temperature, logits=network.logits)
+    node = q.rsample((samples,))
+    z = node.sigmoid() if is_binary else node.exp()
+    log_w = (p.log_prob(node) - q.log_prob(node)).sum(-1)
+    made = network.decoder(z.flatten(0, 1)).unflatten(0, z.shape[:2])
+    log_x = Bernoulli(logits=made).log_prob(x).flatten(2).sum(-1)
+    return -((log_w + log_x).logsumexp(0) - math.log(samples)).mean()
+
+
+def trainer(
+    case: OwnCase, data: Tensor, device: torch.device, *, compiled: bool = False, loss: Any = loss
+) -> Callable[[], Tensor]:
     """Return a function that takes a step of a case and returns its bound."""
     network = seeded(case, 0).to(device)
     fused = device.type == "cuda"
@@ -71,10 +92,10 @@ def trainer(case: OwnCase, data: Tensor, device: torch.device, *, compiled: bool
     def step() -> Tensor:
         x = data[torch.randint(len(data), (case.batch,), device=device)]
         optimizer.zero_grad(set_to_none=True)
-        loss: Tensor = called(network, x, case.samples)
-        loss.backward()  # type: ignore[no-untyped-call]
+        value: Tensor = called(network, x, case.samples)
+        value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        return -loss.detach()
+        return -value.detach()
 
     return step
 
