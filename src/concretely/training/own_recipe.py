@@ -10,7 +10,7 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, ClassVar, Protocol, SupportsFloat, runtime_checkable
 
-from ..spelling import did_you_mean, format_setting, number
+from ..spelling import did_you_mean, format_setting, number, shown
 from .recipe import LR_SCHEDULES, OPTIMIZERS
 
 WHOLE = ("samples", "steps", "batch", "accumulate", "seed", "validate", "validation_samples", "patience")
@@ -157,8 +157,16 @@ SETTINGS = frozenset(field.name for field in fields(OwnRecipe))
 """The names of all settings of a run of one's own."""
 
 
-def require_possible(recipe: OwnRecipe, *, validate: str = "validate") -> None:
-    """Raise an error in one sentence if a setting is not possible. `validate` is the name of that setting."""
+def require_possible(recipe: OwnRecipe, *, validate: str = "validate", is_saved: bool = True) -> None:
+    """Raise an error in one sentence if a setting is not possible. `validate` is the name of that setting.
+
+    Only the files of a run that `is_saved` need plain arguments.
+    """
+    for name, value in recipe.arguments.items():
+        if is_saved and not _is_plain(value):
+            must = "must be a number of 64 bits, text, None, or a list or dictionary of these, as files keep it"
+            todo = "let the builder make it from such values"
+            raise ValueError(f"argument {name!r} {must}, got {shown(value)}: {todo}")
     for name in ("samples", "steps", "batch", "accumulate", "validation_samples"):
         _require(_is_whole(getattr(recipe, name), 1), name, "be a whole number of at least 1", getattr(recipe, name))
     for name in ("validate", "patience", "seed"):
@@ -237,6 +245,15 @@ def require_weight(beta: float) -> None:
 
 def _is_real(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether the files of a run can have a value."""
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and _is_plain(entry) for name, entry in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | float | str) or _is_whole(value, -(2**63))
 
 
 def _is_whole(value: Any, least: int) -> bool:
