@@ -79,7 +79,7 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"valid": bits() / 2},
-        "the model must run on a batch of valid, of float32 (2, 6), but it raised ValueError: value must lie in the ",
+        "the model must run on a batch of valid, of float32 (2, 6), but it raised ValueError: observed node 'x': ",
     ),
     ({"valid": Nothing()}, "valid must have at least one data point, got none"),
     ({"data": 3}, "data must be tensors, a data set, a DataLoader or batches, got int"),
