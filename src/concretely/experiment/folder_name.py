@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ..spelling import format_setting
 from ..training.folder import load_recipe
-from ..training.own_recipe import OwnRecipe, RunRecipe
+from ..training.own_recipe import OwnRecipe, RunRecipe, flat
 from ..training.recipe import FILE
-from .grid import flat, grid_title, list_names, sweep_names
+from .grid import grid_title, list_names, sweep_names
 
 HERE = "."
 """The name of a single run in its folder."""

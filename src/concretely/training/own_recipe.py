@@ -207,16 +207,23 @@ def seeds_of(seed: Any) -> list[Any]:
     return [int(one) if isinstance(one, Integral) and not isinstance(one, bool) else one for one in given]
 
 
-def run_names(recipes: Sequence[OwnRecipe], keys: Sequence[str]) -> list[str]:
-    """Return the names of several runs, from the keys that may differ. Numbers are rounded if the names differ then.
+def flat(recipe: RunRecipe) -> dict[str, Any]:
+    """Return the settings of a recipe, with the arguments of a builder among them."""
+    given = recipe.arguments if isinstance(recipe, OwnRecipe) else {}
+    return {**{argument_key(name): value for name, value in given.items()}, **recipe.settings}
 
-    >>> run_names([OwnRecipe(model="", lr=lr) for lr in (0.1, 1 / 3)], ["lr"])
+
+def run_names(recipes: Sequence[RunRecipe], keys: Sequence[str]) -> list[str]:
+    """Return the names of several runs, from some keys. Numbers are rounded if the names differ then.
+
+    >>> run_names([OwnRecipe(model="", lr=lr) for lr in (0.1, 1 / 3)], ["lr", "beta"])
     ['lr=0.1', 'lr=0.333333']
     """
-    given = [{argument_key(name): value for name, value in recipe.arguments.items()} for recipe in recipes]
-    values = [{**own, "lr": recipe.lr, "seed": recipe.seed} for own, recipe in zip(given, recipes, strict=True)]
+    given = [flat(recipe) for recipe in recipes]
+    keys = [key for key in keys if any(key in own for own in given)]
     for write in (format_setting, str):
-        names = [",".join(f"{key}={write(own[key])}" for key in keys).replace("/", "_") for own in values]
+        texts = [",".join(f"{key}={write(own.get(key))}" for key in keys) for own in given]
+        names = [text.replace(":", "x").replace("/", "_") for text in texts]
         if len(set(names)) == len(names):
             return names
     twice = next(name for name in names if names.count(name) > 1)
