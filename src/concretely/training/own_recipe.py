@@ -213,6 +213,16 @@ def flat(recipe: RunRecipe) -> dict[str, Any]:
     return {**{argument_key(name): value for name, value in given.items()}, **recipe.settings}
 
 
+def changed_settings(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """Return the names of the settings that differ. A NaN is the same as another.
+
+    >>> changed_settings({"lr": 1e-3, "width": [math.nan]}, {"width": [math.nan], "seed": 1})
+    ['lr', 'seed']
+    """
+    pairs = {name: (now.get(name), before.get(name)) for name in {**now, **before}}
+    return [name for name, (one, other) in pairs.items() if one != other and repr(one) != repr(other)]
+
+
 def run_names(recipes: Sequence[RunRecipe], keys: Sequence[str]) -> list[str]:
     """Return the names of several runs, from some keys. Numbers are rounded if the names differ then.
 
