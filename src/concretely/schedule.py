@@ -24,7 +24,8 @@ def at_step(schedule: Schedule | None, step: int) -> float | None:
     >>> at_step(0.5, 3), at_step(lambda step: 2.0 * step, 3)
     (0.5, 6.0)
     """
-    return schedule(step) if callable(schedule) else schedule
+    value = schedule(step) if callable(schedule) else schedule
+    return None if value is None else float(value)  # which may be of numpy or torch
 
 
 def lr_factor(name: str, step: int, steps: int) -> float:

@@ -147,7 +147,7 @@ def test_numbers_that_differ_little_are_two_members(tmp_path: Path) -> None:
     [
         (("--seed", "3..0"), "a range of seeds must be ascending, with at most 10,000 seeds, got '3..0'"),
         (("--seed", "0.."), "seed must be a number, or a range such as 0..7, got '0..'"),
-        (("--seed", "0,1,0"), "members must differ from each other, got seed=0 twice"),
+        (("--seed", "0,1,0"), "seeds and settings must differ between runs, got 'seed=0' twice: leave one of them out"),
         (("--lr", "1e-3,fast"), "lr must be a number, got 'fast'"),
         (("--lr", "1e-3,"), "lr must be a number, got ''"),
         (

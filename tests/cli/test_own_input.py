@@ -193,7 +193,7 @@ def test_unknown_data_get_one_sentence(name: str, guess: str, tmp_path: Path, mo
         ),
         (
             {"train": np.full((9, 6), 0.5)},
-            "value must lie in the support of Bernoulli, got 0.5 at index (0, 0) of the observed node 'x'",
+            "observed node 'x': value must lie in the support of Bernoulli, got 0.5 at index (0, 0)",
         ),
     ],
 )

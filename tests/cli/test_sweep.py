@@ -167,8 +167,8 @@ def test_the_papers_grid_is_taken_unless_another_is_given(tmp_path: Path) -> Non
         (["--data", "mnist"], "data must have 64 bits for each point, like the model, got 784 in 'mnist'"),
         (
             ["--lr", "1e-3,0.001", "--weight-decay", "0"],
-            "members must differ from each other, "
-            "got lr=0.001,weight_decay=0.0,temperature=0.6666666666666666,prior_temperature=0.5,seed=0 twice",
+            "seeds and settings must differ between runs, got 'lr=0.001,weight_decay=0.0,"
+            "temperature=0.6666666666666666,prior_temperature=0.5,seed=0' twice: leave one of them out",
         ),
     ],
 )

@@ -95,7 +95,7 @@ def test_what_a_program_of_ones_own_refuses_is_refused_before_any_latent_is_draw
     with pytest.raises(ValueError, match="support") as caught:
         evaluate(model, x, samples=10, chunk=7)
     assert str(caught.value) == (
-        "value must lie in the support of Bernoulli, got 0.5 at index (41, 2) of the observed node 'x'"
+        "observed node 'x': value must lie in the support of Bernoulli, got 0.5 at index (41, 2)"
     )
     assert torch.get_rng_state().equal(state)
 

@@ -9,7 +9,7 @@ import pytest
 from concretely.experiment.folder_name import sweep_folder, train_folder
 from concretely.experiment.grid import expand_grid, list_names, sweep_names
 from concretely.experiment.search import sweep_recipes
-from concretely.training.own_recipe import RunRecipe
+from concretely.training.own_recipe import OwnRecipe, RunRecipe
 from concretely.training.own_resolve import resolve_recipe
 from concretely.training.recipe import FILE
 
@@ -167,3 +167,8 @@ def test_a_file_that_is_no_recipe_is_passed_over(tmp_path: Path) -> None:
     place(one, folder := train_folder(one, tmp_path))
     (folder / FILE).write_text("steps = ")
     assert train_folder(one, tmp_path) == folder
+
+
+def test_a_member_whose_argument_is_none_has_a_folder_of_its_own() -> None:
+    recipes = [OwnRecipe(model="my:build", arguments={"norm": norm}) for norm in (None, "batch")]
+    assert list_names(recipes) == ["norm=None", "norm=batch"]

@@ -72,6 +72,7 @@ def test_a_profiler_sees_every_launch(hook: str, program: Program) -> None:
 def test_what_a_program_depends_on_is_compiled_again(program: Program) -> None:
     kernel, compiled = launched(program)
     tensor = torch.zeros(64)
+    elsewhere = mock.Mock(spec=torch.Tensor, dtype=tensor.dtype, get_device=lambda: 1, data_ptr=tensor.data_ptr)
     kinds = [
         (tensor, 7, 0.5),
         (tensor, 8, 0.5),
@@ -80,8 +81,9 @@ def test_what_a_program_depends_on_is_compiled_again(program: Program) -> None:
         (tensor[1:], 7, 0.5),
         ((tensor, tensor), 7, 0.5),
         ((tensor, tensor[1:]), 7, 0.5),
-        ((tensor,), 7, 0.5),
-        ((tensor, 1), 7, 0.5),
+        ((tensor, (tensor,), 1), 7, 0.5),
+        ((tensor, (tensor, 1)), 7, 0.5),
+        (elsewhere, 7, 0.5),
     ]
     calls = [partial(kernel[3,], *given, size=16) for given in kinds] + [partial(kernel[3,], *kinds[0], size=32)]
     for call in (*calls, *calls):

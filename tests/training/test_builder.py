@@ -4,6 +4,7 @@ import json
 import pickle
 import random
 import sys
+import sysconfig
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -101,6 +102,17 @@ def test_errors_name_the_file_as_it_was_given(tmp_path: Path) -> None:
     silent = write(tmp_path / "silent.py", "def build(): ...\n")
     with pytest.raises(ValueError, match=rf"^{silent} must return a Model or a program, got NoneType$"):
         built_by_name(silent, {}, seed=0)
+
+
+def test_an_error_in_an_installed_package_names_the_line_that_called_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "site" / "their_package.py", "def load():\n    raise RuntimeError('no licence')\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "site"))
+    name = write(tmp_path / "mine.py", "import their_package\n\ndef build():\n    their_package.load()\n")
+    with pytest.raises(ValueError, match=r"got RuntimeError at mine\.py:4: no licence$"):
+        built_by_name(name, {}, seed=0)
 
 
 def test_a_file_that_failed_is_read_again_once_it_is_mended(tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"model": lambda: 3}, "the builder must return a Model or a program, got int"),
     ({"model": build(), "seed": range(2)}, "several seeds or settings need a function that builds the model, got 2 of"),
     ({"model": build(), "arguments": {"width": 3}}, "several seeds or settings need a function that builds the model"),
+    ({"model": build, "arguments": {"width": torch.ones(1)}}, "argument 'width' must be a number of 64 bits, text, "),
+    ({"model": build, "arguments": {"width": 2**64}}, "argument 'width' must be a number of 64 bits, text, None, or a"),
+    ({"model": build, "arguments": {"norm": {1: 2}}}, "argument 'norm' must be a number of 64 bits, text, None, or a"),
     ({"seed": []}, "seed must have at least one value, got none"),
     ({"seed": 1.5}, "seed must be a whole number, or several, got 1.5"),
     ({"seed": "a"}, "seed must be a whole number, or several, got 'a'"),
@@ -76,7 +79,7 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"valid": bits() / 2},
-        "the model must run on a batch of valid, of float32 (2, 6), but it raised ValueError: value must lie in the ",
+        "the model must run on a batch of valid, of float32 (2, 6), but it raised ValueError: observed node 'x': ",
     ),
     ({"valid": Nothing()}, "valid must have at least one data point, got none"),
     ({"data": 3}, "data must be tensors, a data set, a DataLoader or batches, got int"),

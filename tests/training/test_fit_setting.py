@@ -1,8 +1,10 @@
 """Settings that would train something else than what was asked for are refused or named."""
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -178,3 +180,11 @@ def test_sparse_gradients_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}$"):
         fitted(Embedded, (bits(), LABELS), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", [np.float32, Fraction, torch.tensor])
+def test_a_run_with_numbers_of_other_kinds_is_saved_and_read(kind: Any, tmp_path: Path) -> None:
+    given: dict[str, Any] = {name: lambda step: kind(0.5) for name in ("temperature", "beta", "schedule")}
+    given |= {} if kind is torch.tensor else {"clip": kind(0.5), "ema": kind(0.5)}
+    fitted(**given, steps=2, out=tmp_path)
+    assert fitted(**given, steps=2, out=tmp_path).rows[0].temperature == 0.5

@@ -206,7 +206,7 @@ def exact_log_likelihood(model: Model, *data: Shaped[Tensor, "points ..."] | Pac
         _require_scores(model, data, _suitable(model, data))
         states = len(_log_joint(model, tuple(tensor[:1] for tensor in data)))
         parts = _parts(data, max(1, _suitable(model, data) // states))
-        return _numbers(torch.cat([_log_joint(model, part).logsumexp(0).cpu() for _, part in parts]))
+        return _numbers(torch.cat([_log_joint(model, part).logsumexp(0).cpu() for part in parts]))
 
 
 def _estimated(
@@ -271,10 +271,10 @@ def _suitable(model: Model, data: Data, source: Source | None = None) -> int:
     return 1 << power
 
 
-def _parts(data: Data, points: int) -> Iterator[tuple[int, Data]]:
-    """Yield consecutive parts of the data, each with the index of its first data point."""
+def _parts(data: Data, points: int) -> Iterator[Data]:
+    """Yield consecutive parts of the data."""
     for first in range(0, len(data[0]), points):
-        yield first, tuple(tensor[first : first + points] for tensor in data)
+        yield tuple(tensor[first : first + points] for tensor in data)
 
 
 def _require_data(model: Model, data: Data) -> None:
@@ -300,7 +300,7 @@ def _require_scores(model: Model, data: Data, chunk: int) -> None:
     """Score all data once, at the most probable latents, so that bad input raises an error early."""
     accepted = False
     with suppress(Exception):
-        for _, part in _parts(data, max(1, chunk // 4)):  # a trace keeps more tensors than a log weight does
+        for part in _parts(data, max(1, chunk // 4)):  # a trace keeps more tensors than a log weight does
             _score(model, part)
         accepted = True
     if not accepted:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ..spelling import format_setting
 from ..training.folder import load_recipe
-from ..training.own_recipe import OwnRecipe, RunRecipe
+from ..training.own_recipe import OwnRecipe, RunRecipe, changed_settings, flat
 from ..training.recipe import FILE
-from .grid import flat, grid_title, list_names, sweep_names
+from .grid import grid_title, list_names, sweep_names
 
 HERE = "."
 """The name of a single run in its folder."""
@@ -72,13 +72,12 @@ def _changed(recipe: RunRecipe, was: RunRecipe, *, may_go_on: bool) -> list[str]
 
     More steps do not if the run `may_go_on`.
     """
-    now, before = flat(recipe), flat(was)
-    names = [name for name in {**now, **before} if name != "arguments" and now.get(name) != before.get(name)]
     goes_on = {
+        "arguments": True,  # each is a setting of its own
         "steps": may_go_on and recipe.lr_schedule == "constant" and recipe.steps > was.steps,
         "data": isinstance(recipe, OwnRecipe) and not _is_other_file(Path(str(was.data)), Path(str(recipe.data))),
     }
-    return [name for name in names if not goes_on.get(name, False)]
+    return [name for name in changed_settings(flat(recipe), flat(was)) if not goes_on.get(name, False)]
 
 
 def _is_other_file(before: Path, now: Path) -> bool:

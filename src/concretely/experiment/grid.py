@@ -1,13 +1,12 @@
 """Grids of recipes: keys with several values, and names for the recipes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..spelling import format_setting
-from ..training.own_recipe import OwnRecipe, RunRecipe, argument_key
+from ..training.own_recipe import OwnRecipe, RunRecipe, argument_key, flat, run_names
 from ..training.own_resolve import DIFFERENT_OWN
 from ..training.recipe import DIFFERENT, OF_DATA, Recipe
 
@@ -48,26 +47,14 @@ def keys_of(recipe: RunRecipe) -> tuple[str, ...]:
     return (*map(argument_key, recipe.arguments), *DIFFERENT_OWN) if isinstance(recipe, OwnRecipe) else DIFFERENT
 
 
-def flat(recipe: RunRecipe) -> dict[str, Any]:
-    """Return the settings of a recipe, with the arguments of a builder among them."""
-    given = recipe.arguments if isinstance(recipe, OwnRecipe) else {}
-    return {**{argument_key(name): value for name, value in given.items()}, **recipe.settings}
-
-
-def recipe_names(recipes: Sequence[RunRecipe], keys: Sequence[str]) -> list[str]:
-    """Return a name for each recipe from some of its keys. Numbers are rounded if the names are unique then."""
-    short, full = ([_name(recipe, keys, write) for recipe in recipes] for write in (format_setting, str))
-    return short if len(set(short)) == len(recipes) else full
-
-
 def list_names(recipes: Sequence[RunRecipe]) -> list[str]:
     """Return the names of the members of a list, from the keys in which they differ."""
-    return recipe_names(recipes, differing_keys(recipes) or keys_of(recipes[0]))
+    return run_names(recipes, differing_keys(recipes) or keys_of(recipes[0]))
 
 
 def sweep_names(recipes: Sequence[RunRecipe]) -> list[str]:
     """Return the names of the members of a sweep, from all keys that may have several values."""
-    return recipe_names(recipes, [name for name in keys_of(recipes[0]) if name not in OF_DATA])
+    return run_names(recipes, [name for name in keys_of(recipes[0]) if name not in OF_DATA])
 
 
 def grid_title(recipes: Sequence[RunRecipe]) -> str:
@@ -81,12 +68,6 @@ def grid_title(recipes: Sequence[RunRecipe]) -> str:
     if "data" in differing_keys(recipes):
         return f"{first.notation}-{first.estimator}-m{first.samples}"
     return first.title.rpartition("-seed")[0]
-
-
-def _name(recipe: RunRecipe, keys: Sequence[str], write: Callable[[Any], str]) -> str:
-    values = ((key, flat(recipe).get(key)) for key in keys)
-    text = ",".join(f"{key}={write(value)}" for key, value in values if value is not None)
-    return text.replace(":", "x").replace("/", "_")
 
 
 def _values(name: str, value: Any) -> list[Any]:

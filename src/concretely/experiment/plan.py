@@ -16,10 +16,11 @@ from ..data import Dataset
 from ..file import writable_dir
 from ..spelling import did_you_mean
 from ..training.folder import restored
+from ..training.own_recipe import run_names
 from ..training.recipe import OF_DATA, Member, Recipe, overridden, read, resolve
 from ..training.section import WHEN, sections
 from . import scheduler, scoring
-from .grid import differing_keys, expand_grid, recipe_names
+from .grid import differing_keys, expand_grid
 from .paper import RUNS, SPLITS, Cell, CellResult, Experiment, load_experiment
 from .place import Place, opened
 from .record import validation_nll
@@ -235,7 +236,7 @@ def _candidates(variants: Sequence[Experiment], folder: Path) -> dict[str, list[
                 why = "as it has no validation set to select on: choose other cells by data, rows or estimator"
                 raise ValueError(f"{key} must have one value for {title}, {why}")
             # the same keys for every grid, so that grids share runs
-            names = [f"{title},{name}" for name in recipe_names(recipes, NAME_KEYS)]
+            names = [f"{title},{name}" for name in run_names(recipes, NAME_KEYS)]
         candidates[title] = [Member(recipe, folder / name) for recipe, name in zip(recipes, names, strict=True)]
     return candidates
 

@@ -20,7 +20,7 @@ from ..training import loop
 from ..training.callback import Callbacks
 from ..training.folder import Run, data_of, load_recipe, restored
 from ..training.origin import sign_run
-from ..training.own_recipe import OwnRecipe, RunRecipe
+from ..training.own_recipe import OwnRecipe, RunRecipe, changed_settings
 from ..training.recipe import FILE, Member
 from . import scoring
 from .board import ProgramState
@@ -140,11 +140,7 @@ def require_trainable(members: Sequence[Member], *, longer: bool = False) -> Non
         was = load_recipe(folder)
         # schedules of the learning rate other than constant depend on the last step
         free = recipe.flexible if recipe.lr_schedule == "constant" else recipe.flexible - {"steps"}
-        if changed := [
-            name
-            for name in {**recipe.settings, **was.settings}
-            if name not in free and recipe.settings.get(name) != was.settings.get(name)
-        ]:
+        if changed := [name for name in changed_settings(recipe.settings, was.settings) if name not in free]:
             raise ValueError(f"{str(folder)!r} holds a run with another {', '.join(changed)}: choose another folder")
         if isinstance(recipe, OwnRecipe):
             sign_run(folder, recipe)  # the caller has named the same function

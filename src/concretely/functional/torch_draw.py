@@ -150,11 +150,6 @@ def whole_count(shape: Sequence[int]) -> int:
     return math.prod(shape if mode is None else mode.whole(Size(shape)))
 
 
-def is_sliced() -> bool:
-    """Return whether a draw is inside the context of `SlicedDraws`."""
-    return _active() is not None
-
-
 def shared_draws() -> AbstractContextManager[None]:
     """Return a context for draws that all data points share, which are the same on all ranks."""
     mode = _active()

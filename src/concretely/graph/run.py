@@ -146,11 +146,11 @@ def _observed(name: str, distribution: Distribution, observed: Tensor, rows: Row
 
 
 def _score_at(name: str, score: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """Score the observed value of a node, which an error then names."""
+    """Score the observed value of a node, which an error then names first, as those of torch have several lines."""
     try:
         return score(*arguments)
     except ValueError as error:
-        raise ValueError(f"{error} of the observed node {name!r}") from error
+        raise ValueError(f"observed node {name!r}: {error}") from error
 
 
 def _structure(program: Program, inputs: tuple[Any, ...], batch_shape: Size) -> Structure:

@@ -8,11 +8,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ..experiment.grid import differing_keys, flat
+from ..experiment.grid import differing_keys
 from ..experiment.paper import SPLITS, CellResult
 from ..experiment.record import format_metric, is_corrected, model_title, score_key, validation_nll
 from ..spelling import LOOSE, format_difference, format_number, format_setting, is_loose, printable
-from ..training.own_recipe import OBJECTS
+from ..training.own_recipe import OBJECTS, flat
 from ..training.recipe import Member
 
 if TYPE_CHECKING:

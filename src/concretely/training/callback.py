@@ -1,7 +1,6 @@
 """Callbacks of training: functions that receive steps, rows of the curve and remarks, and loggers made of them."""
 
 import csv
-import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -147,7 +146,7 @@ class CSVLog:
         def row(new: Row) -> None:
             values: dict[str, Any] = {**({"run": new.run} if new.run else {}), **new.values}
             if new.run not in runs or not values.keys() <= set(names):
-                kept = _rows_before(path, math.inf if new.run in runs else new.step, new.run)
+                kept = _rows_before(path, new.step, new.run)
                 runs.add(new.run)
                 names[:] = dict.fromkeys([*names, *(kept[0] if kept else ()), *values, "valid"])
                 with atomic_write(path.resolve()) as place, place.open("w", encoding="utf-8", newline="") as file:
@@ -175,7 +174,7 @@ def _require_log(path: Path) -> None:
         raise ValueError(f"rows must be added to a log of training, got {str(path)!r} without a column 'step': {todo}")
 
 
-def _rows_before(path: Path, step: float, run: str) -> list[dict[str, str]]:
+def _rows_before(path: Path, step: int, run: str) -> list[dict[str, str]]:
     """Return the rows of a CSV file without those of a run from a step on, and without cells beyond the header.
 
     A last line without an end, whose writing was interrupted, and rows without a step are left out.

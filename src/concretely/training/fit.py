@@ -256,7 +256,7 @@ def fit(
         )
         spread = list(settings.spread(recipe, folder))
         for own, _, _ in spread:
-            require_possible(own, validate="every")
+            require_possible(own, validate="every", is_saved=folder is not None)
         options = Options(
             estimator=estimator,
             objective=objective,

@@ -26,7 +26,7 @@ from . import checkpoint
 from .checkpoint import require_tensors
 from .origin import require_named, sign_run
 from .own_method import own_data, own_model
-from .own_recipe import OwnRecipe, RunRecipe
+from .own_recipe import OwnRecipe, RunRecipe, changed_settings
 from .paper import empty_model, paper_recipe
 from .recipe import FILE, Recipe, read, resolve
 from .train_state import Row, TrainState, renamed
@@ -204,9 +204,7 @@ def _run(recipe: RunRecipe, last: checkpoint.Checkpoint, model: str | None) -> R
     state = dict(last.state)
     was = recipe_of(state.pop("recipe"))
     was = replace(was, model=model) if isinstance(was, OwnRecipe) and model is not None else was
-    now, before = recipe.settings, was.settings
-    changed = [name for name in {**now, **before} if name not in recipe.flexible and now.get(name) != before.get(name)]
-    changed = [name for name in changed if repr(now.get(name)) != repr(before.get(name))]  # a NaN differs from itself
+    changed = [name for name in changed_settings(recipe.settings, was.settings) if name not in recipe.flexible]
     if changed:
         others = f"other values of {', '.join(changed)}: {INSTEAD}"
         raise ValueError(f"a resumed run must keep its recipe except for steps, got {others}")

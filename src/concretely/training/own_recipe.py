@@ -10,7 +10,7 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, ClassVar, Protocol, SupportsFloat, runtime_checkable
 
-from ..spelling import did_you_mean, format_setting, number
+from ..spelling import did_you_mean, format_setting, number, shown
 from .recipe import LR_SCHEDULES, OPTIMIZERS
 
 WHOLE = ("samples", "steps", "batch", "accumulate", "seed", "validate", "validation_samples", "patience")
@@ -102,6 +102,8 @@ class OwnRecipe:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", {name: _as_read(value) for name, value in self.arguments.items()})
+        for name in REAL:
+            object.__setattr__(self, name, _as_read(getattr(self, name)))
 
     @property
     def title(self) -> str:
@@ -157,8 +159,16 @@ SETTINGS = frozenset(field.name for field in fields(OwnRecipe))
 """The names of all settings of a run of one's own."""
 
 
-def require_possible(recipe: OwnRecipe, *, validate: str = "validate") -> None:
-    """Raise an error in one sentence if a setting is not possible. `validate` is the name of that setting."""
+def require_possible(recipe: OwnRecipe, *, validate: str = "validate", is_saved: bool = True) -> None:
+    """Raise an error in one sentence if a setting is not possible. `validate` is the name of that setting.
+
+    Only the files of a run that `is_saved` need plain arguments.
+    """
+    for name, value in recipe.arguments.items():
+        if is_saved and not _is_plain(value):
+            must = "must be a number of 64 bits, text, None, or a list or dictionary of these, as files keep it"
+            todo = "let the builder make it from such values"
+            raise ValueError(f"argument {name!r} {must}, got {shown(value)}: {todo}")
     for name in ("samples", "steps", "batch", "accumulate", "validation_samples"):
         _require(_is_whole(getattr(recipe, name), 1), name, "be a whole number of at least 1", getattr(recipe, name))
     for name in ("validate", "patience", "seed"):
@@ -197,16 +207,33 @@ def seeds_of(seed: Any) -> list[Any]:
     return [int(one) if isinstance(one, Integral) and not isinstance(one, bool) else one for one in given]
 
 
-def run_names(recipes: Sequence[OwnRecipe], keys: Sequence[str]) -> list[str]:
-    """Return the names of several runs, from the keys that may differ. Numbers are rounded if the names differ then.
+def flat(recipe: RunRecipe) -> dict[str, Any]:
+    """Return the settings of a recipe, with the arguments of a builder among them."""
+    given = recipe.arguments if isinstance(recipe, OwnRecipe) else {}
+    return {**{argument_key(name): value for name, value in given.items()}, **recipe.settings}
 
-    >>> run_names([OwnRecipe(model="", lr=lr) for lr in (0.1, 1 / 3)], ["lr"])
+
+def changed_settings(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """Return the names of the settings that differ. A NaN is the same as another.
+
+    >>> changed_settings({"lr": 1e-3, "width": [math.nan]}, {"width": [math.nan], "seed": 1})
+    ['lr', 'seed']
+    """
+    pairs = {name: (now.get(name), before.get(name)) for name in {**now, **before}}
+    return [name for name, (one, other) in pairs.items() if one != other and repr(one) != repr(other)]
+
+
+def run_names(recipes: Sequence[RunRecipe], keys: Sequence[str]) -> list[str]:
+    """Return the names of several runs, from some keys. Numbers are rounded if the names differ then.
+
+    >>> run_names([OwnRecipe(model="", lr=lr) for lr in (0.1, 1 / 3)], ["lr", "beta"])
     ['lr=0.1', 'lr=0.333333']
     """
-    given = [{argument_key(name): value for name, value in recipe.arguments.items()} for recipe in recipes]
-    values = [{**own, "lr": recipe.lr, "seed": recipe.seed} for own, recipe in zip(given, recipes, strict=True)]
+    given = [flat(recipe) for recipe in recipes]
+    keys = [key for key in keys if any(key in own for own in given)]
     for write in (format_setting, str):
-        names = [",".join(f"{key}={write(own[key])}" for key in keys).replace("/", "_") for own in values]
+        texts = [",".join(f"{key}={write(own.get(key))}" for key in keys) for own in given]
+        names = [text.replace(":", "x").replace("/", "_") for text in texts]
         if len(set(names)) == len(names):
             return names
     twice = next(name for name in names if names.count(name) > 1)
@@ -237,6 +264,15 @@ def require_weight(beta: float) -> None:
 
 def _is_real(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether the files of a run can have a value."""
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and _is_plain(entry) for name, entry in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | float | str) or _is_whole(value, -(2**63))
 
 
 def _is_whole(value: Any, least: int) -> bool:

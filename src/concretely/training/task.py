@@ -118,7 +118,7 @@ class Task:
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate at a step."""
-        return self.lr * self.lr_factor(step)
+        return self.lr * float(self.lr_factor(step))
 
     def controls_at(self, step: int) -> Sequence[float]:
         """Return the values of the schedules at a step."""
