@@ -329,5 +329,7 @@ def test_draws_are_recorded_as_graphs_and_run_on_fake_tensors(name: str, tau: fl
     logits = torch.zeros(rows, 4)
     graph = make_fx(lambda logits: draw(logits))(logits)
     assert not torch.equal(graph(logits), graph(logits))
+    graph = make_fx(lambda logits: draw(logits), tracing_mode="symbolic")(logits)
+    assert graph(torch.zeros(rows + 1, 4)).shape == (rows + 1, 4)
     with FakeTensorMode():
         assert draw(torch.zeros(rows, 4)).shape == logits.shape
