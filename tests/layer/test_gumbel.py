@@ -174,6 +174,18 @@ def test_a_learned_temperature_has_a_finite_gradient_beside_certain_bits(tau: li
 
 
 @SIZES
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("tau", [0, 0.5, torch.tensor(0.5)], ids=str)
+def test_draws_over_any_axis_are_contiguous_as_those_of_torch(rows: int, hard: bool, tau: float | Tensor) -> None:
+    logits = torch.randn(rows, 6, 2, 2)
+    for given in (logits, logits.requires_grad_(), logits.to(memory_format=torch.channels_last)):
+        for dim in (0, 1, 2, -1):
+            value = c.gumbel_softmax(given, tau, hard, dim=dim)
+            assert value.is_contiguous()
+            torch.testing.assert_close(value.sum(dim), torch.ones_like(value).mean(dim))
+
+
+@SIZES
 def test_temperature_zero_is_the_discrete_limit_without_a_gradient(rows: int) -> None:
     logits = torch.randn(rows, 4, requires_grad=True)
     value = c.gumbel_softmax(logits, 0)
