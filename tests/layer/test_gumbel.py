@@ -185,6 +185,18 @@ def test_draws_over_any_axis_are_contiguous_as_those_of_torch(rows: int, hard: b
             torch.testing.assert_close(value.sum(dim), torch.ones_like(value).mean(dim))
 
 
+@DTYPES
+@SIZES
+def test_relaxed_draws_may_be_modified_in_place_but_not_before_the_backward_pass(dtype: torch.dtype, rows: int) -> None:
+    logits = torch.randn(rows, 6, dtype=dtype, requires_grad=True)
+    value = c.gumbel_softmax(logits)
+    value[value < 0.1] = 0
+    if dtype.itemsize > 2:  # else the value is a copy of the result
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            value.sum().backward()
+    assert not c.gumbel_softmax(logits).detach_().requires_grad
+
+
 @SIZES
 def test_temperature_zero_is_the_discrete_limit_without_a_gradient(rows: int) -> None:
     logits = torch.randn(rows, 4, requires_grad=True)
