@@ -174,6 +174,30 @@ def test_a_learned_temperature_has_a_finite_gradient_beside_certain_bits(tau: li
 
 
 @SIZES
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("tau", [0, 0.5, torch.tensor(0.5)], ids=str)
+def test_draws_over_any_axis_are_contiguous_as_those_of_torch(rows: int, hard: bool, tau: float | Tensor) -> None:
+    logits = torch.randn(rows, 6, 2, 2)
+    for given in (logits, logits.requires_grad_(), logits.to(memory_format=torch.channels_last)):
+        for dim in (0, 1, 2, -1):
+            value = c.gumbel_softmax(given, tau, hard, dim=dim)
+            assert value.is_contiguous()
+            torch.testing.assert_close(value.sum(dim), torch.ones_like(value).mean(dim))
+
+
+@DTYPES
+@SIZES
+def test_relaxed_draws_may_be_modified_in_place_but_not_before_the_backward_pass(dtype: torch.dtype, rows: int) -> None:
+    logits = torch.randn(rows, 6, dtype=dtype, requires_grad=True)
+    value = c.gumbel_softmax(logits)
+    value[value < 0.1] = 0
+    if dtype.itemsize > 2:  # else the value is a copy of the result
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            value.sum().backward()
+    assert not c.gumbel_softmax(logits).detach_().requires_grad
+
+
+@SIZES
 def test_temperature_zero_is_the_discrete_limit_without_a_gradient(rows: int) -> None:
     logits = torch.randn(rows, 4, requires_grad=True)
     value = c.gumbel_softmax(logits, 0)
@@ -329,5 +353,7 @@ def test_draws_are_recorded_as_graphs_and_run_on_fake_tensors(name: str, tau: fl
     logits = torch.zeros(rows, 4)
     graph = make_fx(lambda logits: draw(logits))(logits)
     assert not torch.equal(graph(logits), graph(logits))
+    graph = make_fx(lambda logits: draw(logits), tracing_mode="symbolic")(logits)
+    assert graph(torch.zeros(rows + 1, 4)).shape == (rows + 1, 4)
     with FakeTensorMode():
         assert draw(torch.zeros(rows, 4)).shape == logits.shape

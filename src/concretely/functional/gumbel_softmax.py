@@ -169,7 +169,8 @@ class _Soft(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, temperature: float, generator: Source | None) -> Tensor:
         ctx.temperature, ctx.dtype = temperature, logits.dtype
         noise = gumbel(logits.shape, compute_dtype(logits.dtype), device=logits.device, generator=generator)
-        total = noise.add_(logits.to(noise.dtype) - logits.amax(-1, keepdim=True))
+        # in memory of its own: noise may be a view, and torch refuses to modify a view that a function returns
+        total = (logits.to(noise.dtype).contiguous() - logits.amax(-1, keepdim=True)).add_(noise)
         # for few categories, this is faster than torch.softmax
         soft = total.sub_(total.amax(-1, keepdim=True)).div_(temperature).exp_()
         soft.div_(soft.sum(-1, keepdim=True))

@@ -241,7 +241,9 @@ def uniform_of(fractions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 def random_words(*shape: int, device: Device, generator: Generator | None) -> Int64[Tensor, "..."]:
     """Draw 64-bit integers, each with the same probability."""
     require_source(generator)
-    return torch.randint(-(2**63), 2**63 - 1, shape, device=device, generator=generator)
+    # `make_fx` records symbolic shapes only without a generator
+    given: dict[str, Any] = {} if generator is None else {"generator": generator}
+    return torch.randint(-(2**63), 2**63 - 1, shape, device=device, **given)
 
 
 def _fractions(

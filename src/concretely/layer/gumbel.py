@@ -77,7 +77,7 @@ def gumbel_softmax(
         explain(rows)
         # logits over a tiny temperature overflowed, or the noise was infinite, as once in 2⁵³ draws
         value = categories.draw_by_definition(rows, temperature, hard=hard, generator=generator)
-    return value if is_last else value.movedim(-1, dim)
+    return value if is_last else value.movedim(-1, dim).contiguous()  # as torch's, so that `view` works
 
 
 def gumbel_sigmoid(
