@@ -84,6 +84,9 @@ def test_folders_without_the_score_are_refused(scored: Path, tmp_path: Path) -> 
     must = "run must be the folder of a run that has been scored"
     nothing = str(tmp_path / "nothing")
     assert call("compare", nothing) == (2, "", f"{must}, got {nothing!r}, which has no record.json\n")
+    runs = scored.parent
+    sentence = f"{must}, got {str(runs)!r}, which holds runs: name them, as in {runs}/*\n"
+    assert call("compare", str(runs)) == (2, "", sentence)
     sentence = f"'{scored}' has not been scored on 'train'; score it with: concretely evaluate {scored} --split train\n"
     assert call("compare", str(scored), "--split", "train") == (2, "", sentence)
     assert call("compare", str(scored), "--split", "tets") == (2, "", "unknown split 'tets'; did you mean 'test'?\n")

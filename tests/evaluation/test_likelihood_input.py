@@ -125,6 +125,16 @@ def test_too_many_states_are_refused() -> None:
         exact_log_likelihood(c.density("21H-5V"), torch.zeros(3, 5))
 
 
-def test_data_sets_of_the_library_are_evaluated() -> None:
-    data = c.load_data("digits")
-    assert math.isfinite(c.evaluate(c.density("4H-64V"), data.test, samples=2).nll)
+@pytest.mark.parametrize("function", [lambda *data: evaluate(*data, samples=2).log_likelihood, exact_log_likelihood])
+def test_data_sets_of_the_library_are_evaluated_also_by_modules_of_ones_own(function: Callable[..., Tensor]) -> None:
+    bits, encoder = c.load_data("digits").test, nn.Linear(64, 2)
+
+    def p(draw: c.Draw, x: Tensor) -> Tensor:
+        z = draw("z", c.Bernoulli(logits=torch.zeros(2)))
+        return draw("x", c.Bernoulli(logits=z.sum(-1, keepdim=True).expand(-1, 64)), observed=x)
+
+    def q(draw: c.Draw, x: Tensor) -> None:
+        draw("z", c.Bernoulli(logits=encoder(x)))
+
+    for model in (c.density("4H-64V"), c.Model(p, q)):
+        assert function(model, bits).isfinite().all()

@@ -231,6 +231,17 @@ def test_the_rows_hold_what_is_logged_without_asking() -> None:
     assert row.metrics["active/code"] == pytest.approx((mean.var(0, correction=0).sum(-1) > 0.01).sum().item(), abs=1)
 
 
+def test_a_node_whose_mean_is_not_a_number_has_no_count_of_active_units() -> None:
+    weight = torch.nn.Parameter(torch.eye(6)[:, :3])
+
+    def program(draw: c.Draw, x: Tensor) -> Tensor:
+        index = draw("index", torch.distributions.Categorical(logits=5 * x @ weight))
+        return index.float() + draw("bit", c.Bernoulli(logits=5 * x @ weight)).sum(-1)
+
+    (row,) = fitted(program, estimator=c.RLOO(), samples=2, steps=2).rows[-1:]
+    assert [name for name in row.metrics if name.startswith("active")] == ["active/bit"]
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

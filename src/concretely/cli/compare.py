@@ -47,8 +47,10 @@ def _record(run: Path, split: str) -> dict[str, Any]:
 
     path, score = run / FILE, f"score it with: concretely evaluate {shlex.quote(str(run))}"
     if not path.is_file():
-        todo = f": {score}" if (run / RECIPE).is_file() else ""
-        fail(f"run must be the folder of a run that has been scored, got {str(run)!r}, which has no {FILE}{todo}")
+        which = f"which has no {FILE}{f': {score}' if (run / RECIPE).is_file() else ''}"
+        if any(run.glob(f"*/{FILE}")):
+            which = f"which holds runs: name them, as in {shlex.quote(str(run))}/*"
+        fail(f"run must be the folder of a run that has been scored, got {str(run)!r}, {which}")
     with report_errors():
         record = read_record(path)
     if score_key(record["metrics"], split) not in record["metrics"]:

@@ -86,7 +86,7 @@ _RECIPE_FLAGS = {
     "data": ("Data set: digits, mnist, omniglot, or a .npz file with train, test and maybe valid.", "digits"),
     "binarize": ("Notations: how to turn grey values of a file into bits, bernoulli or threshold.", "bernoulli"),
     "train_on": ("Notations: training points, train or, to include the validation set, whole.", "train"),
-    "estimator": (f"Gradient estimator: {', '.join(ESTIMATORS)}.", "concrete"),
+    "estimator": (f"Gradient estimator: {', '.join(ESTIMATORS)}; concrete is Pathwise.", "concrete"),
     "samples": ("Number of samples m in the bound.", "1, or 5 if the estimator needs several"),
     "temperature": (
         "Temperature such as 2/3, or 1:1/2:10000 to anneal from 1 to 1/2.",

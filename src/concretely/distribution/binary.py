@@ -36,7 +36,8 @@ class Bernoulli(DiscreteVariable):
 
     $$X = 1 \text{ if } L + \log α ≥ 0 \text{ else } 0$$
 
-    See [maddison2017concrete], appendix B and cheat sheet.
+    Give either `logits`, the log-odds, or `probs`, the probability of 1. See [maddison2017concrete], appendix B and
+    cheat sheet.
 
     >>> Bernoulli(logits=torch.tensor([-1e4, 1e4])).sample()
     tensor([0., 1.])
@@ -132,7 +133,8 @@ class BinaryConcrete(Relaxation):
 
     $$X = σ((L + \log α) / λ)$$
 
-    At temperatures up to 1 the density is log-convex and has no mode inside the interval.
+    Give either `logits`, here log α, or `probs`, and `temperature`, here λ. At temperatures up to 1 the density is
+    log-convex and has no mode inside the interval.
     See [maddison2017concrete], appendix B.
 
     >>> relaxed = Bernoulli(logits=torch.tensor(1.0)).relax(temperature=0.5)

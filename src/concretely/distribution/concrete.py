@@ -23,7 +23,8 @@ class OneHotCategorical(DiscreteVariable):
 
     $$X_k = 1 \text{ if } \log α_k + G_k \text{ is the largest of all, else } 0$$
 
-    G is Gumbel noise. A logit of minus infinity excludes a category. See [maddison2017concrete], section 3.1.
+    G is Gumbel noise. Give either `logits`, here log α, or `probs`, with the categories along the last axis. A logit of
+    minus infinity excludes a category. See [maddison2017concrete], section 3.1.
 
     >>> OneHotCategorical(logits=torch.tensor([0.0, 1e4, 0.0])).sample()
     tensor([0., 1., 0.])
@@ -92,7 +93,8 @@ class Concrete(Relaxation):
     $$X = \mathrm{softmax}((\log α + G) / λ), \quad
     p(x) = (n-1)! \, λ^{n-1} \prod_k \frac{α_k x_k^{-λ-1}}{\sum_i α_i x_i^{-λ}}$$
 
-    At temperatures up to 1 / (n-1) the density is log-convex and has no mode inside the simplex.
+    Give either `logits`, here log α, or `probs`, and `temperature`, here λ. At temperatures up to 1 / (n-1) the density
+    is log-convex and has no mode inside the simplex.
     See [maddison2017concrete], definition 1 and proposition 1.
 
     >>> relaxed = OneHotCategorical(logits=torch.tensor([0.7, -0.7, 0.0])).relax(temperature=0.5)

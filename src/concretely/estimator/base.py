@@ -129,7 +129,8 @@ def estimate(
     The default objective is `bound`, the multi-sample bound, for a model, and `average`, the mean over samples, for a
     program. Use `objective=bound` for a program that returns minus a log-weight. `RLOO` and `NVIL` support only
     `average`, which for a model is the mean of single-sample bounds. A program returns its cost, or a tuple that begins
-    with it. See `run` for `samples` and `batch_dims`.
+    with it. `inputs` are those of the target after `draw`. A `generator` makes the draws repeatable. See `run` for
+    `samples` and `batch_dims`.
 
     >>> import torch, concretely as c
     >>> logits = torch.zeros(3, requires_grad=True)

@@ -25,6 +25,9 @@ class Exact:
     With: every joint state of the graph, for every sample, in evaluation mode unless the program is compiled.
     Requires: at most 2²⁰ joint states.
     Bias: none, and no variance.
+
+    >>> import torch, concretely as c
+    >>> c.estimate(c.density("2H-4V"), torch.zeros(8, 4), estimator=c.Exact()).loss.backward()
     """
 
     def __call__(

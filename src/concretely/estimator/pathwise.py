@@ -100,6 +100,9 @@ class GumbelSoftmax:
     Requires: a cost that is differentiable between the states.
     Bias: yes; the objective is not a bound, and long training moves it away from the discrete objective.
         See [jang2017categorical] and [maddison2017concrete], appendix C.2.
+
+    >>> import torch, concretely as c
+    >>> c.estimate(c.density("2H-4V"), torch.zeros(8, 4), estimator=c.GumbelSoftmax(0.5)).loss.backward()
     """
 
     temperature: Temperatures | None = None
@@ -132,6 +135,9 @@ class StraightThrough:
     With: discrete draws in the forward pass, and their mean in the backward pass.
     Requires: a cost that is differentiable at the states.
     Bias: yes, unless the cost is linear. The value of the objective is exact. See [bengio2013estimating].
+
+    >>> import torch, concretely as c
+    >>> c.estimate(c.density("2H-4V"), torch.zeros(8, 4), estimator=c.StraightThrough()).loss.backward()
     """
 
     kl: NoBound = "mass"
@@ -162,6 +168,9 @@ class StraightThroughGumbelSoftmax:
     Requires: a cost that is differentiable at the states.
     Bias: yes; as the temperature falls, it uses the mean slope of the cost at the states instead of the difference
         between the costs of the states. The value of the objective is exact. See [jang2017categorical].
+
+    >>> import torch, concretely as c
+    >>> c.estimate(c.density("2H-4V"), torch.zeros(8, 4), estimator=c.StraightThroughGumbelSoftmax()).loss.backward()
     """
 
     temperature: Temperatures | None = None

@@ -23,6 +23,9 @@ class Reinforce:
     With: draws of the discrete graph; the objective is the signal of every sample.
     Requires: only the values of the cost, which need not be differentiable.
     Bias: none; the variance is large. See [williams1992simple].
+
+    >>> import torch, concretely as c
+    >>> c.estimate(c.density("2H-4V"), torch.zeros(8, 4), estimator=c.Reinforce()).loss.backward()
     """
 
     def __call__(
@@ -51,6 +54,9 @@ class RLOO:
     With: m draws of the discrete graph.
     Requires: at least 2 samples.
     Bias: none. See [kool2019buy].
+
+    >>> import torch, concretely as c
+    >>> c.estimate(c.density("2H-4V"), torch.zeros(8, 4), estimator=c.RLOO(), samples=4).loss.backward()
     """
 
     averages: ClassVar[bool] = True

@@ -24,6 +24,11 @@ class VIMCO:
     With: m draws of the discrete graph.
     Requires: at least 2 samples, and a model or a program whose cost is minus a log-weight.
     Bias: none. See [mnih2016variational].
+
+    `mean` is the mean of the other weights, "geometric" or "arithmetic".
+
+    >>> import torch, concretely as c
+    >>> c.estimate(c.density("2H-4V"), torch.zeros(8, 4), estimator=c.VIMCO(), samples=5).loss.backward()
     """
 
     mean: Mean = "geometric"

@@ -31,8 +31,8 @@ class Packed(Protocol):
 
 
 def tensors_of(data: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Return data sets of bits as tensors."""
-    return tuple(part[:] if isinstance(part, Packed) else part for part in data)
+    """Return data sets of bits as tensors of float32, as `fit` passes them to a model."""
+    return tuple(part[:].float() if isinstance(part, Packed) else part for part in data)
 
 
 def standard_error(values: Float64[Tensor, " points"]) -> float:

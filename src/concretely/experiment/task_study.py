@@ -67,7 +67,7 @@ CONTENDERS = {
     "vimco": Contender("VIMCO()", lambda *_: VIMCO()),
     "exact": Contender("Exact()", lambda *_: Exact()),
 }
-"""The estimators by name. The names are the same as in the command, where `concrete` compares densities."""
+"""The estimators by name. The names are those of the command for notations, where `concrete` compares densities."""
 
 
 @dataclass(frozen=True)

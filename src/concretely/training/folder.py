@@ -87,6 +87,13 @@ def load(folder: str | Path, *, model: Any = None, device: torch.device | str = 
     is built again by its name if that can be imported. Otherwise pass its builder as `model`, which is called with the
     arguments of the run, or a new model, whose parameters are then replaced. If the run was not trained by you on this
     machine, or its builder is now in another place, pass the name of the builder, such as "path/to/file.py:build".
+
+    >>> import concretely as c
+    >>> from tempfile import mkdtemp
+    >>> folder, model = mkdtemp() + "/mine", c.density("2H-6V")
+    >>> run = c.fit(model, torch.zeros(10, 6), steps=2, out=folder)
+    >>> load(folder, model=c.density("2H-6V")).training
+    False
     """
     _, loaded, damaged = restored(folder, model=model, device=device)
     for sentence in damaged:

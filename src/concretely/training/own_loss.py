@@ -247,7 +247,9 @@ class OwnMonitor(MemberLoss):
     def examine(self, inputs: Inputs, keys: Source, controls: Controls) -> dict[str, int]:
         """Find all metrics and the states of nodes, and return the number of units of every latent node."""
         result, metrics = self._measured(inputs, keys, controls)
-        self.names = (*metrics, *_shares(metrics))
+        # torch says that the mean of a Categorical is NaN
+        known = [name for name, value in metrics.items() if not (name.startswith("active/") and value.isnan())]
+        self.names = (*known, *_shares(known))
         laws = {name: result.posterior[name].distribution for name in result.posterior.latent}
         self.states = {name: law.states for name, law in laws.items() if isinstance(law, DiscreteVariable)}
         return {name: units_of(result.posterior, name) for name in result.posterior.latent}
@@ -293,7 +295,7 @@ def _use(trace: Trace, name: str, source: Source) -> dict[str, Tensor]:
     by_point = rows.unfold(mean).mean(0) if rows.have_samples(mean.shape) and rows.samples else mean
     variance = _variance(by_point.flatten(0, len(rows.batch_shape) - 1), ranks)
     spread = variance.flatten(variance.dim() - event).sum(-1) if event else variance
-    metrics["active"] = (spread > ACTIVE).sum()
+    metrics["active"] = torch.where(spread.isnan().any(), torch.nan, (spread > ACTIVE).sum())
     if isinstance(outcome.distribution, DiscreteVariable):  # in a single row, nothing differs
         alike, drawn_alike = (_is_same_in_all(x, len(rows.folded), event, ranks) for x in (mean, outcome.seen))
         metrics["constant"] = (drawn_alike & ~alike).float().mean()
