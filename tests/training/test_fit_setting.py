@@ -1,8 +1,10 @@
 """Settings that would train something else than what was asked for are refused or named."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -83,6 +85,36 @@ def test_a_temperature_that_is_a_parameter_of_the_model_is_learned(by_node: bool
 def test_a_temperature_that_would_not_be_learned_is_refused(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
         fitted(Gate(), (bits(), LABELS), **given)
+
+
+@dataclass
+class Unhashable:
+    """A schedule as a data class, which is not hashable."""
+
+    value: float
+
+    def __call__(self, step: int) -> float:
+        return self.value
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"schedule": lambda step: (1 - step / 10) ** 0.9},
+        {"schedule": lambda step: torch.linspace(1, 0, 10)[step]},
+        {"temperature": {"code": lambda step: np.linspace(1, 0.5, 10)[step]}},
+        {"beta": lambda step: np.linspace(0, 1, 10, dtype=np.float32)[step]},
+        {"temperature": torch.tensor(0.5)},
+        {"temperature": np.float32(0.5), "beta": np.float32(0.5)},
+        {"temperature": Unhashable(0.5), "beta": Unhashable(0.5), "schedule": Unhashable(0.5)},
+    ],
+)
+def test_schedules_may_end_with_the_run_and_return_numbers_of_any_kind(given: dict[str, Any], tmp_path: Path) -> None:
+    run = fitted(steps=10, out=tmp_path, **given)
+    last = {name: value for name, value in run.rows[-1].values.items() if name in ("lr", "beta", "temperature/code")}
+    again = fitted(steps=10, out=tmp_path, **given)
+    assert again.rows == run.rows
+    assert all(type(value) is float for value in last.values())
 
 
 def test_nodes_that_collapse_are_named_in_one_sentence_and_not_again_after_a_resume(tmp_path: Path) -> None:

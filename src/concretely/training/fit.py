@@ -19,7 +19,7 @@ from ..graph.program import Program
 from ..model import Model
 from ..model.model import checked_objective
 from ..objective import Objective, average
-from ..schedule import Schedule
+from ..schedule import Schedule, within
 from ..spelling import did_you_mean
 from .builder import as_model, built, is_builder, name_of, name_of_class, require_arguments, require_separate
 from .callback import Callback, joined_callbacks, warn_caller
@@ -260,10 +260,10 @@ def fit(
         options = Options(
             estimator=estimator,
             objective=objective,
-            temperature=temperature,
-            beta=beta,
+            temperature=within(temperature, steps),
+            beta=within(beta, steps),
             optimizer=optimizer,
-            schedule=schedule,
+            schedule=within(schedule, steps),
             inputs=inputs,
             valid=_validation(valid, world.device),
             compiles=compile,

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -128,7 +129,9 @@ def own_task(
         digest=source.digest if digest is None else digest,
         source=source.name,
         lr=1.0 if recipe.lr is None or by_torch else recipe.lr,
-        lr_factor=schedule if callable(schedule) else lambda step: lr_factor(schedule, step, recipe.steps),
+        lr_factor=partial(at_step, schedule)
+        if callable(schedule)
+        else lambda step: lr_factor(schedule, step, recipe.steps),
         decay=0.0,
         controls=tuple(controls.values()),
         control_names=tuple(controls),
