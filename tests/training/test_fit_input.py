@@ -156,6 +156,13 @@ def test_seeds_may_be_numbers_of_numpy() -> None:
     assert [run.seed for run in fitted(build, seed=np.arange(2), steps=2)] == [0, 1]
 
 
+def test_settings_may_be_numbers_of_numpy(tmp_path: Path) -> None:
+    given = {"clip": np.float32(0.5), "ema": np.float16(0.5), "lr": np.float32(0.5), "steps": np.int64(3)}
+    run = fitted(build, **given, out=tmp_path)
+    assert fitted(build, **given, out=tmp_path).rows == run.rows
+    assert (run.recipe.clip, run.recipe.ema, run.recipe.lr, run.step) == (0.5, 0.5, 0.5, 3)
+
+
 def test_a_file_is_not_taken_for_a_folder(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("precious")
     with pytest.raises(ValueError, match=r"^out must be the path of a folder, got '.*notes'$"):

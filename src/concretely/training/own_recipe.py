@@ -102,6 +102,8 @@ class OwnRecipe:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", {name: _as_read(value) for name, value in self.arguments.items()})
+        for name in (*WHOLE, *REAL):
+            object.__setattr__(self, name, _as_read(getattr(self, name)))
 
     @property
     def title(self) -> str:
