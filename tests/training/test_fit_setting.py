@@ -13,7 +13,8 @@ import concretely as c
 from concretely.training.collapse import CollapseWatch
 from concretely.training.train_state import Row
 
-from .own import Gate, Posterior, Prior, bits, build, fitted, said
+from .example import assert_same
+from .own import Gate, Posterior, Prior, bits, build, fitted, said, saved, stopping
 
 LABELS = (bits().sum(-1) % 3).long()
 
@@ -29,6 +30,43 @@ def test_parameters_that_an_optimizer_leaves_out_are_named() -> None:
     (sentence,) = said(Gate(), optimizer=lambda parameters: torch.optim.SGD(parameters[:3], 0.1), **given)
     assert sentence == "the optimizer leaves out 3 of 6 parameters: maps.0.bias, maps.1.weight, maps.1.bias"
     assert said(Gate(), optimizer=torch.optim.SGD, **given | {"lr": 0.1}) == []
+
+
+class Counting(torch.optim.Optimizer):
+    """An optimizer that counts its steps in the options of its groups, as schedule-free ones do."""
+
+    state_of_first: Any = 1.0
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr, "count": 0, "total": 0.0, "started": False})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["started"], group["count"], group["total"] = True, group["count"] + 1, group["total"] + group["lr"]
+            for parameter in group["params"]:
+                self.state[parameter].setdefault("first", self.state_of_first)
+                parameter.sub_(parameter.grad, alpha=group["lr"] / group["count"] / (1 + group["total"]))
+
+
+class Listing(Counting):
+    """The same with a list in its state."""
+
+    state_of_first: Any = ()
+
+
+def test_an_optimizer_that_counts_in_its_groups_goes_on_from_its_counts(tmp_path: Path) -> None:
+    whole = fitted(optimizer=Counting, out=tmp_path / "whole")
+    fitted(optimizer=Counting, out=tmp_path / "parts", callbacks=stopping(13))
+    assert fitted(optimizer=Counting, out=tmp_path / "parts").rows[-1].objective == whole.rows[-1].objective
+    assert_same(saved(tmp_path / "parts"), saved(tmp_path / "whole"))
+
+
+def test_an_optimizer_that_cannot_be_saved_is_refused_in_a_folder_only(tmp_path: Path) -> None:
+    must = "optimizer must have a state of tensors and numbers to be saved, got tuple 'first': train without out, or "
+    with pytest.raises(TypeError, match=f"^{must}"):
+        fitted(optimizer=Listing, out=tmp_path)
+    assert fitted(optimizer=Listing).finished
 
 
 @pytest.mark.parametrize("several", [{"seed": range(2)}, {"arguments": {"drop": [0.0, 0.1]}}], ids=["seed", "argument"])

@@ -198,6 +198,8 @@ def _start(
     watch = CollapseWatch(task.recipe.steps, task.units, note, relaxes=task.relaxes, past=run.rows)
     if folder is None:
         return _Job(None, state, new, watch, note, name)
+    if state.optimizer is not None:
+        state.optimizer.is_saved = True
     for sentence in damaged:
         note(f"{sentence}; going on from step {run.step:,}")
     require_same(run, task.digest, task.source)
