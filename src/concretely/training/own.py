@@ -46,6 +46,7 @@ from .own_recipe import OBJECTS, OwnRecipe, require_schedules
 from .parallel import ALONE, World
 from .rng import Purpose, generator_of, keys_of, seed_of, torch_generators
 from .source import Source
+from .stream import seeded_everything
 from .task import OptimizerFactory, Task
 from .user_error import describe_raised, user_line
 
@@ -314,8 +315,11 @@ def validation_score(
     assert valid is not None
     if not isinstance(valid, Source):
         training = model.training
+        own = seed_of(recipe.seed, Purpose.VALIDATION)
         try:
-            score = valid(model.eval())
+            with torch_generators(device), seeded_everything(own):  # as it may draw, like `evaluate`
+                torch.manual_seed(own)
+                score = valid(model.eval())
             try:
                 return float(score)
             except (TypeError, ValueError, RuntimeError):
