@@ -155,6 +155,13 @@ def test_schedules_may_end_with_the_run_and_return_numbers_of_any_kind(given: di
     assert all(type(value) is float for value in last.values())
 
 
+def test_settings_may_be_numbers_of_numpy(tmp_path: Path) -> None:
+    given = {"clip": np.float32(0.5), "ema": np.float16(0.5), "lr": np.float32(0.5), "steps": np.int64(3)}
+    run = fitted(build, **given, out=tmp_path)
+    assert fitted(build, **given, out=tmp_path).rows == run.rows
+    assert (run.recipe.clip, run.recipe.ema, run.recipe.lr, run.step) == (0.5, 0.5, 0.5, 3)
+
+
 def test_nodes_that_collapse_are_named_in_one_sentence_and_not_again_after_a_resume(tmp_path: Path) -> None:
     def build_row() -> c.Model:
         logits, layer = nn.Parameter(torch.zeros(6, 2)), nn.Linear(2, 6)

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from reprlib import repr as shortened
@@ -180,7 +181,10 @@ def require_options(optimizer: Any, schedule: Any, lr: Any, beta: Any, inputs: A
         if isinstance(value, str) and value not in names:
             raise ValueError(f"unknown {name} {value!r}{did_you_mean(value, names)}")
     _require(optimizer is not None, "optimizer", "be a name, a class of torch.optim or a function", optimizer)
-    _require(isinstance(schedule, str) or callable(schedule), "schedule", "be a name or a function", schedule)
+    called = schedule.func if isinstance(schedule, partial) else schedule
+    is_function = callable(called) and not isinstance(called, type)  # such as those of torch.optim.lr_scheduler
+    must = "be a name or a function of the step that returns a factor of the learning rate"
+    _require(isinstance(schedule, str) or is_function, "schedule", must, schedule)
     rates = lr if isinstance(lr, Sequence) and not isinstance(lr, str) else [lr]
     _require(all(rate is None or _is_number(rate) for rate in rates), "lr", "be a number, or a list of numbers", lr)
     must = "be a number, or a schedule such as Warmup(1000)"
