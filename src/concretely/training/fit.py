@@ -177,7 +177,8 @@ def fit(
         patience: The number of validations without improvement after which training stops, or 0 to never stop early.
         validation_samples: The number of samples for each data point in a validation.
         seed: The seed of the initial parameters (of a builder), the order of the data, and all noise; or several.
-        arguments: Arguments of the builder: plain values, of which tuples become lists. Lists are several settings.
+        arguments: Arguments of the builder. Lists are several settings. In a folder they must be plain values: numbers,
+            texts, None, or lists or dictionaries of them. Tuples become lists.
         inputs: A function from a batch to the inputs of the program.
         temperature: A temperature that replaces that of the estimator: a number, a schedule such as `Annealing`, or
             either by node.
@@ -258,7 +259,7 @@ def fit(
         )
         spread = list(settings.spread(recipe, folder))
         for own, _, _ in spread:
-            require_possible(own, validate="every")
+            require_possible(own, validate="every", is_saved=folder is not None)
         options = Options(
             estimator=estimator,
             objective=objective,

@@ -160,8 +160,11 @@ SETTINGS = frozenset(field.name for field in fields(OwnRecipe))
 """The names of all settings of a run of one's own."""
 
 
-def require_possible(recipe: OwnRecipe, *, validate: str = "validate") -> None:
-    """Raise an error in one sentence if a setting is not possible. `validate` is the name of that setting."""
+def require_possible(recipe: OwnRecipe, *, validate: str = "validate", is_saved: bool = False) -> None:
+    """Raise an error in one sentence if a setting is not possible. `validate` is the name of that setting.
+
+    If the run is saved, the arguments of the builder must be plain values, which files hold.
+    """
     for name in ("samples", "steps", "batch", "accumulate", "validation_samples"):
         _require(_is_whole(getattr(recipe, name), 1), name, "be a whole number of at least 1", getattr(recipe, name))
     for name in ("validate", "patience", "seed"):
@@ -171,6 +174,10 @@ def require_possible(recipe: OwnRecipe, *, validate: str = "validate") -> None:
     for name in ("lr", "clip"):
         value = getattr(recipe, name)
         _require(value is None or (_is_real(value) and 0 < value < math.inf), name, "be positive", value)
+    must = "be numbers, texts, None, or lists or dictionaries of them in a run that is saved"
+    for name, value in recipe.arguments.items() if is_saved else ():
+        if not _is_plain(value):
+            raise ValueError(f"arguments must {must}, got {name}={shortened(value)}: pass a name, or train without out")
     ema, must = recipe.ema, "be at least 0 and below 1, such as 0.999"
     _require(ema is None or (_is_real(ema) and 0 <= ema < 1), "ema", must, ema)
 
@@ -243,6 +250,15 @@ def require_weight(beta: float) -> None:
 
 def _is_real(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is the same when it is read from a file."""
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and _is_plain(entry) for name, entry in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def _is_whole(value: Any, least: int) -> bool:
