@@ -1,10 +1,10 @@
 """Schedules: numbers that change during training, such as temperatures."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import overload
+from typing import Any, overload
 
 from .spelling import number
 
@@ -26,6 +26,33 @@ def at_step(schedule: Schedule | None, step: int) -> float | None:
     """
     value = schedule(step) if callable(schedule) else schedule
     return None if value is None else float(value)  # which may be of numpy or torch
+
+
+class Within:
+    """A function of the steps of a run, which later steps do not call: they have the value of the last one.
+
+    The numbers of steps are computed ahead, and a function such as `lambda step: rates[step]` has none after the last.
+
+    >>> Within([1.0, 0.5].__getitem__, 2)(5)
+    0.5
+    """
+
+    def __init__(self, schedule: Callable[[int], float], steps: int) -> None:
+        self._schedule, self._last = schedule, steps - 1
+
+    def __call__(self, step: int) -> float:
+        """Return the value at a step."""
+        return self._schedule(min(step, self._last))
+
+    def __repr__(self) -> str:
+        return repr(self._schedule)
+
+
+def within(schedule: Any, steps: int) -> Any:
+    """Return a schedule, or schedules by node, whose functions are only called for the steps of a run."""
+    if isinstance(schedule, Mapping):
+        return {node: within(own, steps) for node, own in schedule.items()}
+    return Within(schedule, steps) if callable(schedule) and not isinstance(schedule, Annealing | Warmup) else schedule
 
 
 def lr_factor(name: str, step: int, steps: int) -> float:

@@ -183,6 +183,10 @@ def test_another_setting_has_another_default_folder(data: str, tmp_path: Path, m
         "choose another folder with --out\n"
     )
     assert call("train", BUILD, *given, "--overwrite")[0] == 0
+    folder = tmp_path / "out" / "train" / names[0]
+    before = {path: path.read_bytes() for path in folder.glob("*.*")}
+    assert call("train", BUILD, "--data", "missing.npz", "--out", str(folder), "--overwrite")[0] == 2
+    assert {path: path.read_bytes() for path in folder.glob("*.*")} == before
 
 
 def test_a_run_of_fit_is_scored_with_its_file_or_with_one_of_its_tensors(data: str, tmp_path: Path) -> None:

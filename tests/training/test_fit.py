@@ -1,10 +1,12 @@
 """`fit` takes the steps of a loop by hand, and an interrupted run ends in the bits of an uninterrupted one."""
 
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -203,6 +205,22 @@ def test_an_argument_that_is_called_like_a_setting_has_a_name_of_its_own(tmp_pat
     runs = fitted(make, arguments={"seed": [2, 3]}, seed=[0, 1], steps=2, out=tmp_path)
     names = [run.folder.name for run in runs]
     assert names == [f"set.seed={width},seed={seed}" for width in (2, 3) for seed in (0, 1)]
+
+
+def test_a_function_that_validates_draws_the_same_numbers_after_a_resume(tmp_path: Path) -> None:
+    drawn = list[tuple[float, ...]]()
+
+    def valid(model: c.Model) -> float:
+        drawn.append((torch.rand(()).item(), random.random(), np.random.rand()))
+        return -c.evaluate(model, bits(), samples=2).log_likelihood.mean().item()
+
+    torch.manual_seed(3)
+    given: dict[str, Any] = {"valid": valid, "every": 10}
+    whole = fitted(**given, out=tmp_path / "whole")
+    fitted(**given, out=tmp_path / "parts", callbacks=stopping(13))
+    parts = fitted(**given, out=tmp_path / "parts")
+    assert [row.valid for row in parts.rows] == [row.valid for row in whole.rows]
+    assert len(set(drawn)) == 1
 
 
 def test_validation_data_are_scored_by_the_discrete_graph() -> None:

@@ -336,3 +336,23 @@ def test_a_builder_gets_the_same_argument_in_every_call(setting: Any, plain: Any
     assert [run.step for run in made] == [2, 4]
     settings = [*(run.model.setting for run in made), c.load(made[0].folder).setting]
     assert [repr(one) for one in settings] == [repr(plain)] * 3
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        (torch.float32, "torch.float32"),
+        ([[torch.float32]], "[torch.float32]"),
+        ({1: 2}, "{1: 2}"),
+        (2**63, "9223372036854775808"),
+    ],
+)
+def test_an_argument_that_files_cannot_hold_is_refused_in_a_folder_only(
+    setting: Any, text: str, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"data": {"x": bits(), "y": LABELS}, "arguments": {"setting": setting}}
+    must = "arguments must be numbers, texts, None, or lists or dictionaries of them in a run that is saved"
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{must}, got setting={text}: pass a name, or train without')}"):
+        fitted(Settled, **given, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    fitted(Settled, **given, steps=2)

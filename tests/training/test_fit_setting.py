@@ -1,5 +1,6 @@
 """Settings that would train something else than what was asked for are refused or named."""
 
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import concretely as c
 from concretely.training.collapse import CollapseWatch
 from concretely.training.train_state import Row
 
-from .own import Gate, Posterior, Prior, bits, build, fitted, said
+from .example import assert_same
+from .own import Gate, Posterior, Prior, bits, build, fitted, said, saved, stopping
 
 LABELS = (bits().sum(-1) % 3).long()
 
@@ -29,6 +31,43 @@ def test_parameters_that_an_optimizer_leaves_out_are_named() -> None:
     (sentence,) = said(Gate(), optimizer=lambda parameters: torch.optim.SGD(parameters[:3], 0.1), **given)
     assert sentence == "the optimizer leaves out 3 of 6 parameters: maps.0.bias, maps.1.weight, maps.1.bias"
     assert said(Gate(), optimizer=torch.optim.SGD, **given | {"lr": 0.1}) == []
+
+
+class Counting(torch.optim.Optimizer):
+    """An optimizer that counts its steps in the options of its groups, as schedule-free ones do."""
+
+    state_of_first: Any = 1.0
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr, "count": 0, "total": 0.0, "started": False})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["started"], group["count"], group["total"] = True, group["count"] + 1, group["total"] + group["lr"]
+            for parameter in group["params"]:
+                self.state[parameter].setdefault("first", self.state_of_first)
+                parameter.sub_(parameter.grad, alpha=group["lr"] / group["count"] / (1 + group["total"]))
+
+
+class Listing(Counting):
+    """The same with a list in its state."""
+
+    state_of_first: Any = ()
+
+
+def test_an_optimizer_that_counts_in_its_groups_goes_on_from_its_counts(tmp_path: Path) -> None:
+    whole = fitted(optimizer=Counting, out=tmp_path / "whole")
+    fitted(optimizer=Counting, out=tmp_path / "parts", callbacks=stopping(13))
+    assert fitted(optimizer=Counting, out=tmp_path / "parts").rows[-1].objective == whole.rows[-1].objective
+    assert_same(saved(tmp_path / "parts"), saved(tmp_path / "whole"))
+
+
+def test_an_optimizer_that_cannot_be_saved_is_refused_in_a_folder_only(tmp_path: Path) -> None:
+    must = "optimizer must have a state of tensors and numbers to be saved, got tuple 'first': train without out, or "
+    with pytest.raises(TypeError, match=f"^{must}"):
+        fitted(optimizer=Listing, out=tmp_path)
+    assert fitted(optimizer=Listing).finished
 
 
 @pytest.mark.parametrize("several", [{"seed": range(2)}, {"arguments": {"drop": [0.0, 0.1]}}], ids=["seed", "argument"])
@@ -85,6 +124,43 @@ def test_a_temperature_that_is_a_parameter_of_the_model_is_learned(by_node: bool
 def test_a_temperature_that_would_not_be_learned_is_refused(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
         fitted(Gate(), (bits(), LABELS), **given)
+
+
+@dataclass
+class Unhashable:
+    """A schedule as a data class, which is not hashable."""
+
+    value: float
+
+    def __call__(self, step: int) -> float:
+        return self.value
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"schedule": lambda step: (1 - step / 10) ** 0.9},
+        {"schedule": lambda step: torch.linspace(1, 0, 10)[step]},
+        {"temperature": {"code": lambda step: np.linspace(1, 0.5, 10)[step]}},
+        {"beta": lambda step: np.linspace(0, 1, 10, dtype=np.float32)[step]},
+        {"temperature": torch.tensor(0.5)},
+        {"temperature": np.float32(0.5), "beta": np.float32(0.5)},
+        {"temperature": Unhashable(0.5), "beta": Unhashable(0.5), "schedule": Unhashable(0.5)},
+    ],
+)
+def test_schedules_may_end_with_the_run_and_return_numbers_of_any_kind(given: dict[str, Any], tmp_path: Path) -> None:
+    run = fitted(steps=10, out=tmp_path, **given)
+    last = {name: value for name, value in run.rows[-1].values.items() if name in ("lr", "beta", "temperature/code")}
+    again = fitted(steps=10, out=tmp_path, **given)
+    assert again.rows == run.rows
+    assert all(type(value) is float for value in last.values())
+
+
+def test_settings_may_be_numbers_of_numpy(tmp_path: Path) -> None:
+    given = {"clip": np.float32(0.5), "ema": np.float16(0.5), "lr": np.float32(0.5), "steps": np.int64(3)}
+    run = fitted(build, **given, out=tmp_path)
+    assert fitted(build, **given, out=tmp_path).rows == run.rows
+    assert (run.recipe.clip, run.recipe.ema, run.recipe.lr, run.step) == (0.5, 0.5, 0.5, 3)
 
 
 def test_nodes_that_collapse_are_named_in_one_sentence_and_not_again_after_a_resume(tmp_path: Path) -> None:

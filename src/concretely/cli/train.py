@@ -91,9 +91,10 @@ def train(
                 folder = out or train_folder(recipes, Path("out/train"))
             if overwrite and world is not None:
                 fail("overwrite must be left out with torchrun, as a restart would delete the run: delete it first")
-            if overwrite:
-                remove_runs(folder)
-            if (folder / FILE).exists() and world is None:  # a restart by torchrun goes on with the run
+            if overwrite and len(recipes) > 1:
+                with terminal.report_errors():
+                    remove_runs(folder)
+            elif (folder / FILE).exists() and world is None and not overwrite:  # a restart by torchrun goes on with it
                 todo = "resume it with --resume, replace it with --overwrite, or choose another folder with --out"
                 fail(f"{str(folder)!r} already holds a run: {todo}")
         if share and len(recipes) == 1:
@@ -110,6 +111,7 @@ def train(
         moved = given.get("data") if resume else None
         with nullcontext() if world is None else world.in_turn():
             data = load_data(recipes[0], moved, resumed=resume is not None, max_bytes=max_bytes)
+        how["overwrite"] = overwrite and resume is None
         flags = {"data": moved, "max-bytes": max_bytes, "device": device_name, "precision": precision}
         flags |= {"checkpoint-seconds": checkpoint_seconds, "score-samples": score_samples}
         how |= {"data": data, "samples": score_samples, "tensorboard": tensorboard, "world": world}
@@ -145,6 +147,7 @@ def _train_one(
     samples: int,
     tensorboard: bool,
     way_on: str,
+    overwrite: bool,
     world: "World | None" = None,
     **how: Any,
 ) -> None:
@@ -164,6 +167,8 @@ def _train_one(
         state.dry_run()
         if world is None:
             require_scorable(recipe, state.model, how["data"], split=scored_split(how["data"]), samples=samples)
+        if overwrite:
+            remove_runs(folder)
         if world is None or world.is_first:
             writable_dir(folder)
     terminal.remark(f"{recipe.toml()}# {how['data'].source}", style="dim")

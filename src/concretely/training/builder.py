@@ -122,6 +122,9 @@ def as_model(target: Any) -> nn.Module:
         if is_lazy(own):
             todo = "give its layer all sizes, or run the model on a batch first"
             raise ValueError(f"a model must have tensors of known shapes, got the lazy {name!r}: {todo}")
+        if own.is_meta:
+            todo = "make it on a device, or call its to_empty and load its parameters"
+            raise ValueError(f"a model must have tensors with values, got {name!r} on the device meta: {todo}")
         if own.requires_grad and own.is_complex():
             got, todo = f"{name!r} of {str(own.dtype).removeprefix('torch.')}", "train its view_as_real instead"
             raise ValueError(f"a model must have parameters of real numbers, got {got}: {todo}")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from numbers import Integral
 from pathlib import Path
@@ -19,7 +20,7 @@ from ..graph.program import Program
 from ..model import Model
 from ..model.model import checked_objective
 from ..objective import Objective, average
-from ..schedule import Schedule
+from ..schedule import Schedule, within
 from ..spelling import did_you_mean
 from .builder import as_model, built, is_builder, name_of, name_of_class, require_arguments, require_separate
 from .callback import Callback, joined_callbacks, warn_caller
@@ -176,7 +177,8 @@ def fit(
         patience: The number of validations without improvement after which training stops, or 0 to never stop early.
         validation_samples: The number of samples for each data point in a validation.
         seed: The seed of the initial parameters (of a builder), the order of the data, and all noise; or several.
-        arguments: Arguments of the builder: plain values, of which tuples become lists. Lists are several settings.
+        arguments: Arguments of the builder. Lists are several settings. In a folder they must be plain values: numbers,
+            texts, None, or lists or dictionaries of them. Tuples become lists.
         inputs: A function from a batch to the inputs of the program.
         temperature: A temperature that replaces that of the estimator: a number, a schedule such as `Annealing`, or
             either by node.
@@ -228,7 +230,8 @@ def fit(
             valid = data  # whose validation points are kept apart
         if patience and valid is None:
             raise ValueError(f"patience must be 0 unless valid is given, got {patience}")
-        shown = (callbacks, _warn) if world.is_first else ((), lambda sentence: None)
+        warn = partial(warn_caller, category=TrainingWarning)
+        shown = (callbacks, warn) if world.is_first else ((), lambda sentence: None)
         called = joined_callbacks(shown[0], steps=steps, stack=stack, note=shown[1])
         source = as_source([()] if data is None else data, device=world.device, note=called.note)
         if settings.count > 1 and isinstance(source.batches, Iterator):
@@ -260,17 +263,14 @@ def fit(
         options = Options(
             estimator=estimator,
             objective=objective,
-            temperature=temperature,
-            beta=beta,
+            temperature=within(temperature, steps),
+            beta=within(beta, steps),
             optimizer=optimizer,
-            schedule=schedule,
+            schedule=within(schedule, steps),
             inputs=inputs,
             valid=_validation(valid, world.device),
             compiles=compile,
         )
-        if folder is not None and overwrite:
-            world.require_alone("overwrite", "a restart would delete the run")
-            remove_runs(folder)
         members = [
             _Member(own, built(model, own.arguments, seed=own.seed) if module is None else module, where, name)
             for own, where, name in spread
@@ -279,6 +279,9 @@ def fit(
         stack.enter_context(_products(precision))
         stop = stack.enter_context(stop_requested())
         how: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "callbacks": called, "stop": stop}
+        if folder is not None and overwrite:
+            world.require_alone("overwrite", "a restart would delete the run")
+            how["prepare"] = partial(remove_runs, folder)
         runs = _trained(members, source, options, world, **how)
         if settings.is_one and runs[0].error is not None:
             raise runs[0].error
@@ -286,14 +289,16 @@ def fit(
 
 
 def _trained(members: Sequence[_Member], source: Source, options: Options, world: World, **how: Any) -> list[FittedRun]:
-    """Train members in groups that can be one program, and return their runs."""
-    groups, fitted = dict[Hashable, list[int]](), dict[int, FittedRun]()
-    for index, member in enumerate(members):
-        groups.setdefault(_program_key(member), []).append(index)
-    for key, group in groups.items():
-        tasks = [own_task(members[k].recipe, members[k].model, source, options, key=key) for k in group]
-        states = [TrainState(task, world) for task in tasks]
+    """Train members in groups that can be one program, and return their runs. All are tried before any is trained."""
+    keys, fitted = [_program_key(member) for member in members], dict[int, FittedRun]()
+    tasks = [own_task(own.recipe, own.model, source, options, key=key) for own, key in zip(members, keys, strict=True)]
+    for first in dict.fromkeys(keys):
+        group = [k for k, key in enumerate(keys) if key == first]
+        for other in set(range(len(tasks))).difference(group):
+            tasks[other].feed.close()  # which ends its workers
+        states = [TrainState(tasks[k], world) for k in group]
         runs = train_states(states, [members[k].folder for k in group], names=[members[k].name for k in group], **how)
+        how.pop("prepare", None)  # what it deletes are no runs of other groups
         for k, state, run in zip(group, states, runs, strict=True):
             fitted[k] = _fitted(state, run, members[k].folder)
             if not fitted[k].finished and fitted[k].error is None:
@@ -393,7 +398,3 @@ def _products(precision: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def _warn(sentence: str) -> None:
-    warn_caller(sentence, TrainingWarning)

@@ -110,11 +110,13 @@ def train_states(
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
     stop: Callable[[], bool] = lambda: False,
     until: int | None = None,
+    prepare: Callable[[], object] = lambda: None,
 ) -> list[Run | DivergedError]:
     """Train runs of one program together and return each run or the error that ended it.
 
     A run with a folder goes on from the last checkpoint there; one without is kept in memory only. `names` are shown if
-    there are several runs, by default those of the folders.
+    there are several runs, by default those of the folders. `prepare` is called between the checks of bad input and the
+    first look into a folder.
     """
     if names is None:
         names = ["" if folder is None or len(folders) == 1 else folder.name for folder in folders]
@@ -134,6 +136,7 @@ def train_states(
     if states[0].device.type == "cuda" and not world.may_capture and not world.shards:
         callbacks.note("steps are not captured as CUDA graphs, since gloo averages over ranks on the host: use NCCL")
     environment = describe_environment(str(states[0].device))
+    prepare()
     with ExitStack() as stack:
         for state in states:
             stack.callback(state.task.feed.close)
@@ -198,6 +201,8 @@ def _start(
     watch = CollapseWatch(task.recipe.steps, task.units, note, relaxes=task.relaxes, past=run.rows)
     if folder is None:
         return _Job(None, state, new, watch, note, name)
+    if state.optimizer is not None:
+        state.optimizer.is_saved = True
     for sentence in damaged:
         note(f"{sentence}; going on from step {run.step:,}")
     require_same(run, task.digest, task.source)

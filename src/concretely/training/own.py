@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ from .own_recipe import OBJECTS, OwnRecipe, require_schedules
 from .parallel import ALONE, World
 from .rng import Purpose, generator_of, keys_of, seed_of, torch_generators
 from .source import Source
+from .stream import seeded_everything
 from .task import OptimizerFactory, Task
 from .user_error import describe_raised, user_line
 
@@ -128,7 +130,9 @@ def own_task(
         digest=source.digest if digest is None else digest,
         source=source.name,
         lr=1.0 if recipe.lr is None or by_torch else recipe.lr,
-        lr_factor=schedule if callable(schedule) else lambda step: lr_factor(schedule, step, recipe.steps),
+        lr_factor=partial(at_step, schedule)
+        if callable(schedule)
+        else lambda step: lr_factor(schedule, step, recipe.steps),
         decay=0.0,
         controls=tuple(controls.values()),
         control_names=tuple(controls),
@@ -311,8 +315,11 @@ def validation_score(
     assert valid is not None
     if not isinstance(valid, Source):
         training = model.training
+        own = seed_of(recipe.seed, Purpose.VALIDATION)
         try:
-            score = valid(model.eval())
+            with torch_generators(device), seeded_everything(own):  # as it may draw, like `evaluate`
+                torch.manual_seed(own)
+                score = valid(model.eval())
             try:
                 return float(score)
             except (TypeError, ValueError, RuntimeError):

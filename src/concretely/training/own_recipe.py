@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from reprlib import repr as shortened
@@ -102,7 +103,7 @@ class OwnRecipe:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", {name: _as_read(value) for name, value in self.arguments.items()})
-        for name in REAL:
+        for name in (*WHOLE, *REAL):
             object.__setattr__(self, name, _as_read(getattr(self, name)))
 
     @property
@@ -159,16 +160,11 @@ SETTINGS = frozenset(field.name for field in fields(OwnRecipe))
 """The names of all settings of a run of one's own."""
 
 
-def require_possible(recipe: OwnRecipe, *, validate: str = "validate", is_saved: bool = True) -> None:
+def require_possible(recipe: OwnRecipe, *, validate: str = "validate", is_saved: bool = False) -> None:
     """Raise an error in one sentence if a setting is not possible. `validate` is the name of that setting.
 
-    Only the files of a run that `is_saved` need plain arguments.
+    If the run is saved, the arguments of the builder must be plain values, which files hold.
     """
-    for name, value in recipe.arguments.items():
-        if is_saved and not _is_plain(value):
-            must = "must be a number of 64 bits, text, None, or a list or dictionary of these, as files keep it"
-            todo = "let the builder make it from such values"
-            raise ValueError(f"argument {name!r} {must}, got {shown(value)}: {todo}")
     for name in ("samples", "steps", "batch", "accumulate", "validation_samples"):
         _require(_is_whole(getattr(recipe, name), 1), name, "be a whole number of at least 1", getattr(recipe, name))
     for name in ("validate", "patience", "seed"):
@@ -178,6 +174,10 @@ def require_possible(recipe: OwnRecipe, *, validate: str = "validate", is_saved:
     for name in ("lr", "clip"):
         value = getattr(recipe, name)
         _require(value is None or (_is_real(value) and 0 < value < math.inf), name, "be positive", value)
+    must = "be numbers, texts, None, or lists or dictionaries of them in a run that is saved"
+    for name, value in recipe.arguments.items() if is_saved else ():
+        if not _is_plain(value):
+            raise ValueError(f"arguments must {must}, got {name}={shortened(value)}: pass a name, or train without out")
     ema, must = recipe.ema, "be at least 0 and below 1, such as 0.999"
     _require(ema is None or (_is_real(ema) and 0 <= ema < 1), "ema", must, ema)
 
@@ -188,7 +188,10 @@ def require_options(optimizer: Any, schedule: Any, lr: Any, beta: Any, inputs: A
         if isinstance(value, str) and value not in names:
             raise ValueError(f"unknown {name} {value!r}{did_you_mean(value, names)}")
     _require(optimizer is not None, "optimizer", "be a name, a class of torch.optim or a function", optimizer)
-    _require(isinstance(schedule, str) or callable(schedule), "schedule", "be a name or a function", schedule)
+    called = schedule.func if isinstance(schedule, partial) else schedule
+    is_function = callable(called) and not isinstance(called, type)  # such as those of torch.optim.lr_scheduler
+    must = "be a name or a function of the step that returns a factor of the learning rate"
+    _require(isinstance(schedule, str) or is_function, "schedule", must, schedule)
     rates = lr if isinstance(lr, Sequence) and not isinstance(lr, str) else [lr]
     _require(all(rate is None or _is_number(rate) for rate in rates), "lr", "be a number, or a list of numbers", lr)
     must = "be a number, or a schedule such as Warmup(1000)"
@@ -267,12 +270,12 @@ def _is_real(value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether the files of a run can have a value."""
+    """Return whether a value is the same when it is read from a file."""
     if isinstance(value, Mapping):
         return all(isinstance(name, str) and _is_plain(entry) for name, entry in value.items())
     if isinstance(value, list):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | float | str) or _is_whole(value, -(2**63))
+    return value is None or isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def _is_whole(value: Any, least: int) -> bool:

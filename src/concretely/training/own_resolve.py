@@ -3,10 +3,12 @@
 import ast
 import re
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ..file import exclusive_dir
 from ..schedule import Annealing, Schedule, Warmup, read_start_end_steps
 from ..spelling import did_you_mean, number
 from .origin import FILE as ORIGIN
@@ -176,10 +178,13 @@ def _real(name: str, value: Any) -> float:
 
 
 def remove_runs(folder: Path) -> None:
-    """Delete the run in a folder and the runs inside it. Other files stay."""
+    """Delete the run in a folder and the runs inside it, unless a process trains one. Other files stay."""
     inside = (path.parent for path in folder.glob(f"*/{FILE}"))
-    for own in (folder, *(path for path in inside if not path.is_symlink())):
-        if (own / FILE).exists():
+    runs = [own for own in (folder, *(path for path in inside if not path.is_symlink())) if (own / FILE).exists()]
+    with ExitStack() as stack:
+        for own in runs:
+            stack.enter_context(exclusive_dir(own))
+        for own in runs:
             for path in own.glob("checkpoint-*"):
                 path.unlink()
             for name in RUN_FILES:

@@ -196,6 +196,9 @@ def _of_tensors(tensors: Inputs, name: str, device: torch.device) -> Source:
         if not isinstance(leaf, Tensor):
             hint = ": put batches in a list" if isinstance(tensors, tuple) else ""
             raise TypeError(f"{name} must consist of tensors, got {type(leaf).__name__}{hint}")
+        if leaf.layout is not torch.strided:
+            got = str(leaf.layout).removeprefix("torch.")
+            raise TypeError(f"{name} must consist of dense tensors, got one of layout {got}: pass to_dense() of it")
         if not leaf.dim() or not len(leaf):
             raise ValueError(f"{name} must have at least one data point, got a tensor of shape {tuple(leaf.shape)}")
     fits = _fits(sum(leaf.nbytes for leaf in leaves if leaf.device != device), device)
@@ -205,6 +208,9 @@ def _of_tensors(tensors: Inputs, name: str, device: torch.device) -> Source:
 
 def _of_items(items: Any, name: str, device: torch.device, note: Note) -> Source:
     """Return a data set of torch, read as a whole if it is small and always returns the same points."""
+    if epoch_length(items) is None:
+        todo = "define it, or pass a list of batches"
+        raise TypeError(f"{name} must have a length, got a {type(items).__name__} without __len__: {todo}")
     if not len(items):
         raise ValueError(f"{name} must have at least one data point, got none")
     places = torch.linspace(0, len(items) - 1, min(TRIED, len(items))).long()

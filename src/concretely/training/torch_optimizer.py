@@ -17,13 +17,19 @@ if TYPE_CHECKING:
 
 PREFIX = "optimizer/"
 """The prefix of the names of an optimizer's tensors in a checkpoint."""
+GROUP = f"{PREFIX}group."
+"""The prefix of the names of options that steps have changed, before the number of their group."""
 
 
 class TorchOptimizer:
     """An optimizer of `torch.optim`, whose learning rates are multiplied by a factor in each step.
 
-    Its state is saved by the names of the parameters. Numbers in it are saved as tensors.
+    Its state is saved by the names of the parameters, and the options of its groups that steps have changed, such as
+    the count of a schedule-free optimizer, by the numbers of the groups. Numbers in them are saved as tensors.
     """
+
+    is_saved = False
+    """Whether the state will be saved. Then the first step shows whether it can be."""
 
     def __init__(self, factory: OptimizerFactory, parameters: Mapping[str, nn.Parameter], *, lr: float | None) -> None:
         self._parameters, self.device = dict(parameters), next(iter(parameters.values())).device
@@ -43,6 +49,7 @@ class TorchOptimizer:
                     group["capturable"] = True
                 elif group.get("fused", 0) is None and isinstance(self._optimizer, torch.optim.SGD):
                     group["fused"], group["foreach"] = True, False
+        self._options = [_options(group) for group in groups]
 
     def step(self, gradients: Mapping[str, Tensor], factor: Tensor) -> None:
         """Take a step with the learning rates times a factor. A factor of zero leaves out the step."""
@@ -61,6 +68,9 @@ class TorchOptimizer:
                 gradient = torch.where(factor != 0, gradient, 0)
             parameter.grad = gradient
         self._optimizer.step()
+        if self.is_saved:
+            self._require_numbers()
+            self.is_saved = False
         for parameter in self._parameters.values():
             parameter.grad = None
 
@@ -71,7 +81,20 @@ class TorchOptimizer:
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 is_tensor = isinstance(value, Tensor)
                 tensors[f"{PREFIX}{name}/{key}"] = value if is_tensor else torch.tensor(value, dtype=torch.float64)
+        for place, (group, before) in enumerate(zip(self._optimizer.param_groups, self._options, strict=True)):
+            for key, value in _options(group).items():
+                if key in before and not value.equal(before[key]):
+                    tensors[f"{GROUP}{place}/{key}"] = value
         return tensors
+
+    def _require_numbers(self) -> None:
+        """Raise if the state has something else than tensors and numbers, which cannot be saved."""
+        for parameter in self._parameters.values():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                if not isinstance(value, Tensor | int | float):
+                    must = "optimizer must have a state of tensors and numbers to be saved"
+                    todo = "train without out, or with another optimizer"
+                    raise TypeError(f"{must}, got {type(value).__name__} {key!r}: {todo}")
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the state to that of a checkpoint."""
@@ -80,6 +103,11 @@ class TorchOptimizer:
             own = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
             if own:
                 self._optimizer.state[parameter] = {key: self._placed(key, value) for key, value in own.items()}
+        for place, (group, before) in enumerate(zip(self._optimizer.param_groups, self._options, strict=True)):
+            for key in before:
+                value = tensors.get(f"{GROUP}{place}/{key}")
+                if value is not None:
+                    group[key] = self._placed(key, value) if isinstance(group[key], Tensor) else value.item()
 
     def _placed(self, key: str, value: Tensor) -> Tensor:
         """Return a tensor of the state on its device: counts of steps stay on the CPU unless steps are captured."""
@@ -126,6 +154,20 @@ def _made(factory: OptimizerFactory, parameters: Sequence[nn.Parameter], lr: flo
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("optimizer must take a step from one gradient, got LBFGS")
     return optimizer
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return copies of the options of a group that are numbers or tensors, without the learning rate."""
+    own = {key: value for key, value in group.items() if key not in ("params", "lr")}
+    numbers = {key: value for key, value in own.items() if isinstance(value, Tensor | int | float)}
+    return {
+        key: value.detach().cpu().clone() if isinstance(value, Tensor) else _as_tensor(value)
+        for key, value in numbers.items()
+    }
+
+
+def _as_tensor(number: float) -> Tensor:
+    return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None)
 
 
 def _accepted(factory: OptimizerFactory) -> Iterable[str]:
