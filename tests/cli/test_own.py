@@ -185,6 +185,36 @@ def test_another_setting_has_another_default_folder(data: str, tmp_path: Path, m
     assert call("train", BUILD, *given, "--overwrite")[0] == 0
 
 
+@pytest.mark.parametrize("several", [(), ("--seed", "0,1")], ids=["one run", "a list"])
+def test_overwrite_deletes_a_run_only_once_the_new_one_has_been_checked(
+    several: tuple[str, ...], data: str, labelled: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    given = ("--steps", "2", "--batch", "8", "--score-samples", "2", "--out", str(out), *several)
+    assert call("train", BUILD, "--data", data, *given)[0] == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for bad in (("--data", labelled), ("--data", str(tmp_path / "missing.npz")), ("--data", data, "--set", "width=a")):
+        assert call("train", BUILD, *bad, *given, "--overwrite")[0] == 2
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    code, _, stderr = call("train", BUILD, "--data", data, *given, "--overwrite", "--lr", "0.1")
+    assert code == 0, stderr
+    assert [load_recipe(path.parent).settings["lr"] for path in out.rglob("recipe.toml")] == [0.1] * max(
+        1, len(several)
+    )
+
+
+def test_overwrite_leaves_other_runs_in_the_folder_and_the_run_to_resume(data: str, tmp_path: Path) -> None:
+    given = ("--data", data, "--steps", "2", "--batch", "8", "--score-samples", "2", "--out")
+    assert call("train", BUILD, *given, str(tmp_path / "other"))[0] == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "other").iterdir()}
+    assert call("train", BUILD, *given, str(tmp_path), "--overwrite")[0] == 0
+    assert call("train", BUILD, *given, str(tmp_path), "--overwrite", "--seed", "0,1")[0] == 0
+    assert not (tmp_path / "recipe.toml").exists()
+    sentence = "overwrite must be left out with --resume, as it would delete the run to resume\n"
+    assert call("train", "--resume", str(tmp_path / "other"), "--overwrite") == (2, "", sentence)
+    assert {path: path.read_bytes() for path in (tmp_path / "other").iterdir()} == before
+
+
 def test_a_run_of_fit_is_scored_with_its_file_or_with_one_of_its_tensors(data: str, tmp_path: Path) -> None:
     own.fitted(own.build, data, steps=2, out=tmp_path / "named")
     assert call("evaluate", str(tmp_path / "named"), "--samples", "2")[1].startswith("test NLL ")

@@ -336,3 +336,15 @@ def test_a_builder_gets_the_same_argument_in_every_call(setting: Any, plain: Any
     assert [run.step for run in made] == [2, 4]
     settings = [*(run.model.setting for run in made), c.load(made[0].folder).setting]
     assert [repr(one) for one in settings] == [repr(plain)] * 3
+
+
+def test_overwrite_deletes_a_run_only_once_the_new_one_has_been_checked(tmp_path: Path) -> None:
+    fitted(build, out=tmp_path)
+    fitted(build, out=tmp_path / "other")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for bad in ({"arguments": {"wide": 3}}, {"data": torch.zeros(9, 5)}, {"schedule": lambda step: "low"}):
+        with pytest.raises((ValueError, TypeError)):
+            fitted(build, out=tmp_path, overwrite=True, **bad)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert fitted(build, out=tmp_path, lr=0.02, overwrite=True).finished
+    assert (tmp_path / "other" / "recipe.toml").exists()

@@ -82,6 +82,8 @@ def train(
         if share and overwrite:
             fail("overwrite must be left out with --share, as it would delete what other processes train")
         if resume is not None:
+            if overwrite:
+                fail("overwrite must be left out with --resume, as it would delete the run to resume")
             recipes, folder = [_resumed(resume, given, out)], resume
         else:
             from ..experiment.folder_name import train_folder
@@ -91,9 +93,9 @@ def train(
                 folder = out or train_folder(recipes, Path("out/train"))
             if overwrite and world is not None:
                 fail("overwrite must be left out with torchrun, as a restart would delete the run: delete it first")
-            if overwrite:
-                remove_runs(folder)
-            if (folder / FILE).exists() and world is None:  # a restart by torchrun goes on with the run
+            if (
+                (folder / FILE).exists() and world is None and not overwrite
+            ):  # a restart by torchrun goes on with the run
                 todo = "resume it with --resume, replace it with --overwrite, or choose another folder with --out"
                 fail(f"{str(folder)!r} already holds a run: {todo}")
         if share and len(recipes) == 1:
@@ -103,7 +105,7 @@ def train(
         if len(recipes) > 1 and world is not None:
             fail(f"a list must be trained without torchrun, which trains one model, got {len(recipes)} members")
         device = select_device(device_name, precision) if world is None else world.device
-        how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds}
+        how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds, "overwrite": overwrite}
         if len(recipes) > 1:
             _train_list(recipes, folder, samples=score_samples, max_bytes=max_bytes, on=place, **how)
             return
@@ -145,6 +147,7 @@ def _train_one(
     samples: int,
     tensorboard: bool,
     way_on: str,
+    overwrite: bool,
     world: "World | None" = None,
     **how: Any,
 ) -> None:
@@ -166,6 +169,8 @@ def _train_one(
             require_scorable(recipe, state.model, how["data"], split=scored_split(how["data"]), samples=samples)
         if world is None or world.is_first:
             writable_dir(folder)
+        if overwrite:
+            remove_runs(folder)
     terminal.remark(f"{recipe.toml()}# {how['data'].source}", style="dim")
     events = folder / "tensorboard"
     events_folder = events if tensorboard or events.is_dir() else None  # a resumed run goes on with its events

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -175,10 +175,9 @@ def _real(name: str, value: Any) -> float:
     return float(read)
 
 
-def remove_runs(folder: Path) -> None:
-    """Delete the run in a folder and the runs inside it. Other files stay."""
-    inside = (path.parent for path in folder.glob(f"*/{FILE}"))
-    for own in (folder, *(path for path in inside if not path.is_symlink())):
+def remove_runs(folder: Path, members: Iterable[Path] = ()) -> None:
+    """Delete the run in a folder and those of members inside it. Other files, and other runs inside it, stay."""
+    for own in (folder, *(path for path in members if not path.is_symlink())):
         if (own / FILE).exists():
             for path in own.glob("checkpoint-*"):
                 path.unlink()
