@@ -91,6 +91,29 @@ def test_a_list_without_test_data_is_scored_on_its_validation_data(tmp_path: Pat
     assert call("compare", *runs, "--split", "valid")[0] == 0
 
 
+class Talkative(c.Model):
+    """A model that prints when it is built and when it runs."""
+
+    def __init__(self) -> None:
+        print("building")
+        super().__init__(own.Prior(), Printing())
+
+
+class Printing(own.Posterior):
+    def forward(self, draw: c.Draw, x: Tensor) -> None:
+        print("running")
+        super().forward(draw, x)
+
+
+def test_json_is_all_that_is_printed_to_stdout(data: str, tmp_path: Path) -> None:
+    given = ("--data", data, "--steps", "2", "--batch", "8", "--score-samples", "2", "--out", str(tmp_path / "run"))
+    assert call("train", "tests.cli.test_own:Talkative", *given)[0] == 0
+    code, stdout, stderr = call("evaluate", str(tmp_path / "run"), "--samples", "2", "--json")
+    assert code == 0, stderr
+    assert json.loads(stdout)["samples"] == 2
+    assert {"building", "running"} <= set(stderr.split())
+
+
 def test_the_best_of_a_sweep_is_trained_again(data: str, tmp_path: Path) -> None:
     given = ("--data", data, "--steps", "4", "--batch", "8", "--estimator", "rloo", "--score-samples", "2")
     code, stdout, stderr = call("sweep", BUILD, *given, "--lr", "1e-2,1e-3", "--out", str(tmp_path / "sweep"))
