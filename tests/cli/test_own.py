@@ -2,16 +2,21 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import concretely as c
+from concretely.experiment.scoring import relaxed_objective
 from concretely.experiment.subject import relaxed_estimator
 from concretely.training.folder import load_recipe
-from concretely.training.own_recipe import OwnRecipe
+from concretely.training.own_recipe import OwnRecipe, describe
+from concretely.training.recipe import read
+from concretely.training.source import load_splits
 
 from ..training import own
 from ..training.example import assert_same
@@ -295,6 +300,49 @@ def test_the_temperature_of_a_run_of_fit_is_read_from_its_recipe(temperature: An
     assert relaxed_estimator(load_recipe(straight), 8) == c.Pathwise({"code": 0.3} if by_node else 0.3, kl="analytic")
     code, stdout, _ = call("evaluate", str(straight), "--samples", "2", "--relaxed")
     assert (code, "relaxed graph" in stdout) == (0, True)
+
+
+def test_the_objective_of_a_run_of_fit_is_read_from_its_recipe(data: str, tmp_path: Path) -> None:
+    straight, resumed, default = (tmp_path / name for name in ("straight", "resumed", "default"))
+    how = {"estimator": c.Pathwise(), "samples": 3}
+    for folder, steps in ((straight, 8), (resumed, 4)):
+        own.fitted(own.build, data, **how, objective=c.average, steps=steps, out=folder)
+    own.fitted(own.build, data, **how, steps=8, out=default)
+    code, _, stderr = call("train", "--resume", str(resumed), "--steps", "8", "--score-samples", "2")
+    assert code == 0, stderr
+    assert_same(own.exported(resumed), own.exported(straight))
+    assert not own.exported(default)["p.logits"].equal(own.exported(straight)["p.logits"])
+    given, model, file = OwnRecipe.of(read(straight / "recipe.toml")), c.load(straight), load_splits(data)
+    average, bound = (
+        relaxed_objective(recipe, model, file, split="test", samples=50, step=8)["value"]
+        for recipe in (given, replace(given, objective=describe(c.bound)))
+    )
+    assert average > bound  # of minus both
+
+
+def test_a_run_of_fit_with_nvil_is_resumed_and_one_with_other_objects_is_not(data: str, tmp_path: Path) -> None:
+    for folder, steps in (("straight", 8), ("resumed", 4)):
+        own.fitted(own.build, data, estimator=c.NVIL, steps=steps, out=tmp_path / folder)
+    code, _, stderr = call("train", "--resume", str(tmp_path / "resumed"), "--steps", "8", "--score-samples", "2")
+    assert code == 0, stderr
+    assert_same(own.exported(tmp_path / "resumed"), own.exported(tmp_path / "straight"))
+    assert "must be left out" in call("evaluate", str(tmp_path / "resumed"), "--samples", "2", "--relaxed")[2]
+    for name, given in (
+        ("tests.cli.test_own:halved", {"schedule": halved}),
+        ("torch.optim.adamw:AdamW", {"optimizer": torch.optim.AdamW}),
+        ("tests.cli.test_own:least", {"objective": least}),
+    ):
+        own.fitted(own.build, data, **given, steps=4, out=tmp_path / "own", overwrite=True)
+        sentence = f"this run had an object that cannot be made from its text {name!r}\n"
+        assert call("train", "--resume", str(tmp_path / "own")) == (2, "", sentence)
+
+
+def halved(step: int) -> float:
+    return 0.5
+
+
+def least(log_w: Tensor) -> Tensor:
+    return log_w.amin(0)
 
 
 @pytest.mark.parametrize("model", ["__main__:build", ""], ids=["builder", "instance"])

@@ -83,8 +83,9 @@ def evaluate(
             )
         recipe, others = past.recipe, dict[str, dict[str, Any]]()
         split = scored_split(data) if split is None else split
-        if relaxed and not relaxes(recipe):
-            terminal.fail(f"relaxed must be left out, as estimator {recipe.estimator!r} trains the discrete graph")
+        with terminal.report_errors():
+            if relaxed and not relaxes(recipe):
+                terminal.fail(f"relaxed must be left out, as estimator {recipe.estimator!r} trains the discrete graph")
         if samples is None:
             samples = PREDICTION if has_context(recipe, model) else OWN if isinstance(recipe, OwnRecipe) else DENSITY
         how: dict[str, Any] = {"split": split, "chunk": chunk, "progress": True}

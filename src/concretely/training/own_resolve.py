@@ -156,7 +156,12 @@ def made_from_text(text: str, classes: Mapping[str, Callable[..., Any]]) -> Any:
         make = classes[call.func.id]
         return make(**{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords})
     except UNREADABLE:
-        raise ValueError(f"this run had an object that cannot be made from its text {text!r}") from None
+        raise ValueError(not_made(text)) from None
+
+
+def not_made(text: str) -> str:
+    """Return an error about an object of a run of `fit`."""
+    return f"this run had an object that cannot be made from its text {text!r}"
 
 
 def _whole(name: str, value: Any) -> int:
