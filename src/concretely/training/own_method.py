@@ -9,6 +9,7 @@ from .. import estimator as estimators
 from ..data import WIDTHS, Dataset
 from ..data.arrays import Arrays
 from ..estimator import NVIL, Estimator
+from ..model import Model
 from ..objective import Objective, average, bound
 from ..schedule import at_step
 from .builder import as_model, built, built_by_name, is_builder
@@ -61,6 +62,8 @@ def own_task_of(recipe: OwnRecipe, data: OwnData, *, device: torch.device | str 
             raise ValueError(not_made(text))
     place = torch.device(device)
     model = built_by_name(recipe.model, recipe.arguments, seed=recipe.seed)
+    if recipe.estimator == "vimco" and not isinstance(model, Model):
+        raise ValueError("estimator must not be vimco for a program, as it needs the log-weights of a model")
     sources = [
         as_source(data.split(split), device=place, note=lambda sentence: None, name=data.name)
         for split in (("train", "valid") if recipe.validate else ("train",))
