@@ -119,14 +119,16 @@ def train(
         _score(folder, data, device=device, samples=score_samples, world=world)
 
 
-def _train_list(recipes: Sequence["RunRecipe"], folder: Path, **how: Any) -> None:
+def _train_list(recipes: Sequence["RunRecipe"], folder: Path, *, overwrite: bool, **how: Any) -> None:
     """Train several models together, and print their test likelihoods."""
     from ..experiment.record import score_key
     from ..experiment.search import train_list
     from ..report.table import likelihood_table
 
-    with terminal.report_errors(), terminal.interruptible(), terminal.stop_requested() as stop:
-        members = train_list(recipes, folder, **how, monitor=terminal.monitor(stop))
+    again = "the same command without --overwrite" if overwrite else "the same command"
+    stopped = terminal.interruptible(f"stopped and saved; run {again} to go on")
+    with terminal.report_errors(), stopped, terminal.stop_requested() as stop:
+        members = train_list(recipes, folder, **how, overwrite=overwrite, monitor=terminal.monitor(stop))
     records = {member.folder.name: record for member, record in members if record is not None}
     if records:
         metrics = [record["metrics"] for record in records.values()]
