@@ -70,6 +70,15 @@ def test_an_interrupted_list_goes_on(tmp_path: Path, interrupt: Interrupt, train
     assert [restored(tmp_path / name)[0].step for name in NAMES] == [20, 20, 20, 20]
 
 
+def test_an_interrupted_list_that_overwrites_does_not_go_on_by_overwriting(
+    tmp_path: Path, interrupt: Interrupt, trained: list[Path]
+) -> None:
+    interrupt(lambda: not trained)
+    code, _, stderr = call(*TINY, *LISTS, "--out", str(tmp_path), "--overwrite")
+    assert code == 130
+    assert stderr.splitlines()[-1] == "stopped and saved; run the same command without --overwrite to go on"
+
+
 def test_a_member_that_diverges_is_told_and_the_others_are_shown(tmp_path: Path) -> None:
     code, stdout, stderr = call(*TINY, "--lr", "1e-3,1e30", "--out", str(tmp_path))
     assert code == 1

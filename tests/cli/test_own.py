@@ -2,16 +2,21 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import concretely as c
+from concretely.experiment.scoring import relaxed_objective
 from concretely.experiment.subject import relaxed_estimator
 from concretely.training.folder import load_recipe
-from concretely.training.own_recipe import OwnRecipe
+from concretely.training.own_recipe import OwnRecipe, describe
+from concretely.training.recipe import read
+from concretely.training.source import load_splits
 
 from ..training import own
 from ..training.example import assert_same
@@ -89,6 +94,29 @@ def test_a_list_without_test_data_is_scored_on_its_validation_data(tmp_path: Pat
     )
     assert call("compare", *runs)[2].startswith(has_not)
     assert call("compare", *runs, "--split", "valid")[0] == 0
+
+
+class Talkative(c.Model):
+    """A model that prints when it is built and when it runs."""
+
+    def __init__(self) -> None:
+        print("building")
+        super().__init__(own.Prior(), Printing())
+
+
+class Printing(own.Posterior):
+    def forward(self, draw: c.Draw, x: Tensor) -> None:
+        print("running")
+        super().forward(draw, x)
+
+
+def test_json_is_all_that_is_printed_to_stdout(data: str, tmp_path: Path) -> None:
+    given = ("--data", data, "--steps", "2", "--batch", "8", "--score-samples", "2", "--out", str(tmp_path / "run"))
+    assert call("train", "tests.cli.test_own:Talkative", *given)[0] == 0
+    code, stdout, stderr = call("evaluate", str(tmp_path / "run"), "--samples", "2", "--json")
+    assert code == 0, stderr
+    assert json.loads(stdout)["samples"] == 2
+    assert {"building", "running"} <= set(stderr.split())
 
 
 def test_the_best_of_a_sweep_is_trained_again(data: str, tmp_path: Path) -> None:
@@ -189,6 +217,36 @@ def test_another_setting_has_another_default_folder(data: str, tmp_path: Path, m
     assert {path: path.read_bytes() for path in folder.glob("*.*")} == before
 
 
+@pytest.mark.parametrize("several", [(), ("--seed", "0,1")], ids=["one run", "a list"])
+def test_overwrite_deletes_a_run_only_once_the_new_one_has_been_checked(
+    several: tuple[str, ...], data: str, labelled: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    given = ("--steps", "2", "--batch", "8", "--score-samples", "2", "--out", str(out), *several)
+    assert call("train", BUILD, "--data", data, *given)[0] == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for bad in (("--data", labelled), ("--data", str(tmp_path / "missing.npz")), ("--data", data, "--set", "width=a")):
+        assert call("train", BUILD, *bad, *given, "--overwrite")[0] == 2
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    code, _, stderr = call("train", BUILD, "--data", data, *given, "--overwrite", "--lr", "0.1")
+    assert code == 0, stderr
+    assert [load_recipe(path.parent).settings["lr"] for path in out.rglob("recipe.toml")] == [0.1] * max(
+        1, len(several)
+    )
+
+
+def test_overwrite_leaves_other_runs_in_the_folder_and_the_run_to_resume(data: str, tmp_path: Path) -> None:
+    given = ("--data", data, "--steps", "2", "--batch", "8", "--score-samples", "2", "--out")
+    assert call("train", BUILD, *given, str(tmp_path / "other"))[0] == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "other").iterdir()}
+    assert call("train", BUILD, *given, str(tmp_path), "--overwrite")[0] == 0
+    assert call("train", BUILD, *given, str(tmp_path), "--overwrite", "--seed", "0,1")[0] == 0
+    assert not (tmp_path / "recipe.toml").exists()
+    sentence = "overwrite must be left out with --resume, as it would delete the run to resume\n"
+    assert call("train", "--resume", str(tmp_path / "other"), "--overwrite") == (2, "", sentence)
+    assert {path: path.read_bytes() for path in (tmp_path / "other").iterdir()} == before
+
+
 def test_a_run_of_fit_is_scored_with_its_file_or_with_one_of_its_tensors(data: str, tmp_path: Path) -> None:
     own.fitted(own.build, data, steps=2, out=tmp_path / "named")
     assert call("evaluate", str(tmp_path / "named"), "--samples", "2")[1].startswith("test NLL ")
@@ -246,6 +304,49 @@ def test_the_temperature_of_a_run_of_fit_is_read_from_its_recipe(temperature: An
     assert relaxed_estimator(load_recipe(straight), 8) == c.Pathwise({"code": 0.3} if by_node else 0.3, kl="analytic")
     code, stdout, _ = call("evaluate", str(straight), "--samples", "2", "--relaxed")
     assert (code, "relaxed graph" in stdout) == (0, True)
+
+
+def test_the_objective_of_a_run_of_fit_is_read_from_its_recipe(data: str, tmp_path: Path) -> None:
+    straight, resumed, default = (tmp_path / name for name in ("straight", "resumed", "default"))
+    how = {"estimator": c.Pathwise(), "samples": 3}
+    for folder, steps in ((straight, 8), (resumed, 4)):
+        own.fitted(own.build, data, **how, objective=c.average, steps=steps, out=folder)
+    own.fitted(own.build, data, **how, steps=8, out=default)
+    code, _, stderr = call("train", "--resume", str(resumed), "--steps", "8", "--score-samples", "2")
+    assert code == 0, stderr
+    assert_same(own.exported(resumed), own.exported(straight))
+    assert not own.exported(default)["p.logits"].equal(own.exported(straight)["p.logits"])
+    given, model, file = OwnRecipe.of(read(straight / "recipe.toml")), c.load(straight), load_splits(data)
+    average, bound = (
+        relaxed_objective(recipe, model, file, split="test", samples=50, step=8)["value"]
+        for recipe in (given, replace(given, objective=describe(c.bound)))
+    )
+    assert average > bound  # of minus both
+
+
+def test_a_run_of_fit_with_nvil_is_resumed_and_one_with_other_objects_is_not(data: str, tmp_path: Path) -> None:
+    for folder, steps in (("straight", 8), ("resumed", 4)):
+        own.fitted(own.build, data, estimator=c.NVIL, steps=steps, out=tmp_path / folder)
+    code, _, stderr = call("train", "--resume", str(tmp_path / "resumed"), "--steps", "8", "--score-samples", "2")
+    assert code == 0, stderr
+    assert_same(own.exported(tmp_path / "resumed"), own.exported(tmp_path / "straight"))
+    assert "must be left out" in call("evaluate", str(tmp_path / "resumed"), "--samples", "2", "--relaxed")[2]
+    for name, given in (
+        ("tests.cli.test_own:halved", {"schedule": halved}),
+        ("torch.optim.adamw:AdamW", {"optimizer": torch.optim.AdamW}),
+        ("tests.cli.test_own:least", {"objective": least}),
+    ):
+        own.fitted(own.build, data, **given, steps=4, out=tmp_path / "own", overwrite=True)
+        sentence = f"this run had an object that cannot be made from its text {name!r}\n"
+        assert call("train", "--resume", str(tmp_path / "own")) == (2, "", sentence)
+
+
+def halved(step: int) -> float:
+    return 0.5
+
+
+def least(log_w: Tensor) -> Tensor:
+    return log_w.amin(0)
 
 
 @pytest.mark.parametrize("model", ["__main__:build", ""], ids=["builder", "instance"])

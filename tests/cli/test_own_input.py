@@ -215,6 +215,12 @@ def test_a_program_of_other_inputs_than_a_file_has_says_which_arrays_it_takes(da
         assert call("train", GATE, "--data", path) == (2, "", f"{must} {got}: {todo}\n")
 
 
+def test_vimco_of_a_program_is_refused(labelled: str, tmp_path: Path) -> None:
+    given = ("--data", labelled, "--estimator", "vimco", "--out", str(tmp_path / "run"))
+    sentence = "estimator must not be vimco for a program, as it needs the log-weights of a model\n"
+    assert call("train", GATE, *given) == (2, "", sentence)
+
+
 def test_values_of_a_file_that_are_not_finite_are_counted(tmp_path: Path) -> None:
     x = own.bits(40).numpy().astype(np.float32)
     path = own.write(tmp_path / "holes.npz", train=x, valid=x, test=np.where(np.arange(5)[:, None] == 4, np.nan, x[:5]))

@@ -13,11 +13,13 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from shutil import copytree
 from threading import Thread
 
 import pytest
+from rich.console import Console
 
 from concretely.cli.terminal import console, describe_rows, training_progress
 from concretely.experiment import scoring
@@ -326,6 +328,18 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "20/20" in shown
     assert "gap +1.50" in shown
     assert "a word [bold]" in shown
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_shows_the_step_and_the_loss(width: int) -> None:
+    screen = StringIO()
+    narrow = Console(file=screen, width=width, force_terminal=True, color_system=None)
+    with training_progress(resolve(notation="4H-6V", steps=20_000), narrow, None) as watch:
+        for row in rows():
+            watch.mean_row(replace(row, valid=27.11))
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()).split()
+    assert "20/20000" in shown
+    assert {"bound", "-4.00"} <= set(shown)
 
 
 @pytest.mark.parametrize("raised", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])

@@ -9,6 +9,7 @@ import torch
 
 import concretely as c
 from concretely.training import checkpoint
+from concretely.training.callback import Callbacks
 from concretely.training.engine import _Program
 from concretely.training.loop import DivergedError
 
@@ -119,3 +120,33 @@ class Bare(torch.nn.Module):
 def test_a_parameter_without_a_layer_is_named_itself() -> None:
     with pytest.raises(DivergedError, match=r"of step \d+ is not finite, first in layer logits; try a smaller lr"):
         c.fit(Bare(), torch.zeros(20, 6), estimator=c.Reinforce(), steps=10, batch=10)
+
+
+class Scaled(torch.nn.Module):
+    """A program with a scale that rounds to zero or infinity when the parameters are large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = torch.nn.Linear(6, 1)
+
+    def forward(self, draw: c.Draw, x: torch.Tensor) -> torch.Tensor:
+        z = draw("z", torch.distributions.Normal(x.mean(-1, True), self.log_scale(x).exp()))
+        return (z - c.tile(x, z).mean(-1, True)).square().sum(-1)
+
+
+def test_a_run_whose_distributions_are_refused_has_diverged_and_does_not_disturb_the_others() -> None:
+    x = torch.linspace(-1, 1, 40).expand(6, 40).T.contiguous()
+    how = {"steps": 20, "batch": 10, "callbacks": Callbacks(note=lambda sentence: None)}
+    alone = c.fit(Scaled, x, lr=0.01, **how)
+    first, second = c.fit(Scaled, x, lr=[0.01, 1e4], **how)
+    assert_same(first.model.state_dict(), alone.model.state_dict())
+    assert re.fullmatch(
+        r"the gradient of step \d is not finite, first in layer log_scale; try a smaller lr", str(second.error)
+    )
+
+
+def test_data_that_a_model_refuses_are_not_divergence() -> None:
+    x = torch.zeros(40, 6)
+    x[17, 3] = math.nan  # not in the first batch
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        c.fit(Scaled, x, steps=20, batch=10, seed=1)

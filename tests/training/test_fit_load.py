@@ -356,3 +356,15 @@ def test_an_argument_that_files_cannot_hold_is_refused_in_a_folder_only(
         fitted(Settled, **given, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     fitted(Settled, **given, steps=2)
+
+
+def test_overwrite_deletes_a_run_only_once_the_new_one_has_been_checked(tmp_path: Path) -> None:
+    fitted(build, out=tmp_path)
+    fitted(build, out=tmp_path / "other")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for bad in ({"arguments": {"wide": 3}}, {"data": torch.zeros(9, 5)}, {"schedule": lambda step: "low"}):
+        with pytest.raises((ValueError, TypeError)):
+            fitted(build, out=tmp_path, overwrite=True, **bad)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert fitted(build, out=tmp_path, lr=0.02, overwrite=True).finished
+    assert (tmp_path / "other" / "recipe.toml").exists()

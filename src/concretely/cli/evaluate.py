@@ -1,6 +1,9 @@
 """`concretely evaluate`: score a trained model by the likelihood of its discrete graph."""
 
 import json
+import sys
+from contextlib import nullcontext, redirect_stdout
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -72,18 +75,21 @@ def evaluate(
         if split is not None:
             terminal.require_known("split", split, SPLITS)
         device, ranks = select_device(device_name, precision) if world is None else world.device, world or ALONE
-        with ranks.in_turn():  # files that one rank downloads are there for the others
+        # what a builder or a program prints is not part of the object
+        apart = partial(redirect_stdout, sys.stderr) if as_json else nullcontext
+        with ranks.in_turn(), apart():  # files that one rank downloads are there for the others
             past, model, data = restore_run(
                 run, device=device, data=data_path, model_name=model_name, max_bytes=max_bytes
             )
         recipe, others = past.recipe, dict[str, dict[str, Any]]()
         split = scored_split(data) if split is None else split
-        if relaxed and not relaxes(recipe):
-            terminal.fail(f"relaxed must be left out, as estimator {recipe.estimator!r} trains the discrete graph")
+        with terminal.report_errors():
+            if relaxed and not relaxes(recipe):
+                terminal.fail(f"relaxed must be left out, as estimator {recipe.estimator!r} trains the discrete graph")
         if samples is None:
             samples = PREDICTION if has_context(recipe, model) else OWN if isinstance(recipe, OwnRecipe) else DENSITY
         how: dict[str, Any] = {"split": split, "chunk": chunk, "progress": True}
-        with terminal.report_errors(), terminal.interruptible("stopped; the run is unchanged"):
+        with terminal.report_errors(), terminal.interruptible("stopped; the run is unchanged"), apart():
             score = scoring.score_split(
                 recipe, model, data, samples=samples, full_points=full_points, world=ranks, **how
             )
@@ -105,7 +111,8 @@ def evaluate(
                 terminal.show_text(f"{other['title']} {format_metric(other)} (m = {recipe.samples})")
         if not ranks.is_first:
             return
-        with terminal.report_errors(), terminal.stop_requested():  # a signal here must not leave a partial report
+        # a signal here must not leave a partial report
+        with terminal.report_errors(), terminal.stop_requested(), apart():
             scores: dict[str, Any] = {"scores": {split: score}, "others": others, "note": terminal.remark}
             record = scoring.add_scores(run, past, model, data=data, **scores)
             page = terminal.write_run_report(run, past, model, data, record)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..environment import install_command
 from ..experiment.record import model_title
@@ -331,7 +331,10 @@ def training_progress(
     rows: list[Row] = []
     printed, bar = 0, bar and console.is_terminal
     text = TextColumn("{task.fields[rate]} {task.description}")
-    progress = Progress(BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), text, console=console)
+    # a narrow terminal shortens the bar first, then the text
+    count, left = (Column(no_wrap=True, min_width=width) for width in (2 * len(str(recipe.steps)) + 1, len("0:00:00")))
+    columns = BarColumn(24), MofNCompleteColumn(table_column=count), TimeRemainingColumn(table_column=left), text
+    progress = Progress(*columns, console=console)
     task = progress.add_task("", total=recipe.steps, rate="")
 
     def note(sentence: str) -> None:

@@ -82,6 +82,8 @@ def train(
         if share and overwrite:
             fail("overwrite must be left out with --share, as it would delete what other processes train")
         if resume is not None:
+            if overwrite:
+                fail("overwrite must be left out with --resume, as it would delete the run to resume")
             recipes, folder = [_resumed(resume, given, out)], resume
         else:
             from ..experiment.folder_name import train_folder
@@ -91,10 +93,7 @@ def train(
                 folder = out or train_folder(recipes, Path("out/train"))
             if overwrite and world is not None:
                 fail("overwrite must be left out with torchrun, as a restart would delete the run: delete it first")
-            if overwrite and len(recipes) > 1:
-                with terminal.report_errors():
-                    remove_runs(folder)
-            elif (folder / FILE).exists() and world is None and not overwrite:  # a restart by torchrun goes on with it
+            if (folder / FILE).exists() and world is None and not overwrite:  # a restart by torchrun goes on with it
                 todo = "resume it with --resume, replace it with --overwrite, or choose another folder with --out"
                 fail(f"{str(folder)!r} already holds a run: {todo}")
         if share and len(recipes) == 1:
@@ -104,14 +103,13 @@ def train(
         if len(recipes) > 1 and world is not None:
             fail(f"a list must be trained without torchrun, which trains one model, got {len(recipes)} members")
         device = select_device(device_name, precision) if world is None else world.device
-        how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds}
+        how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds, "overwrite": overwrite}
         if len(recipes) > 1:
             _train_list(recipes, folder, samples=score_samples, max_bytes=max_bytes, on=place, **how)
             return
         moved = given.get("data") if resume else None
         with nullcontext() if world is None else world.in_turn():
             data = load_data(recipes[0], moved, resumed=resume is not None, max_bytes=max_bytes)
-        how["overwrite"] = overwrite and resume is None
         flags = {"data": moved, "max-bytes": max_bytes, "device": device_name, "precision": precision}
         flags |= {"checkpoint-seconds": checkpoint_seconds, "score-samples": score_samples}
         how |= {"data": data, "samples": score_samples, "tensorboard": tensorboard, "world": world}
@@ -119,14 +117,16 @@ def train(
         _score(folder, data, device=device, samples=score_samples, world=world)
 
 
-def _train_list(recipes: Sequence["RunRecipe"], folder: Path, **how: Any) -> None:
+def _train_list(recipes: Sequence["RunRecipe"], folder: Path, *, overwrite: bool, **how: Any) -> None:
     """Train several models together, and print their test likelihoods."""
     from ..experiment.record import score_key
     from ..experiment.search import train_list
     from ..report.table import likelihood_table
 
-    with terminal.report_errors(), terminal.interruptible(), terminal.stop_requested() as stop:
-        members = train_list(recipes, folder, **how, monitor=terminal.monitor(stop))
+    again = "the same command without --overwrite" if overwrite else "the same command"
+    stopped = terminal.interruptible(f"stopped and saved; run {again} to go on")
+    with terminal.report_errors(), stopped, terminal.stop_requested() as stop:
+        members = train_list(recipes, folder, **how, overwrite=overwrite, monitor=terminal.monitor(stop))
     records = {member.folder.name: record for member, record in members if record is not None}
     if records:
         metrics = [record["metrics"] for record in records.values()]
@@ -167,10 +167,10 @@ def _train_one(
         state.dry_run()
         if world is None:
             require_scorable(recipe, state.model, how["data"], split=scored_split(how["data"]), samples=samples)
-        if overwrite:
-            remove_runs(folder)
         if world is None or world.is_first:
             writable_dir(folder)
+        if overwrite:
+            remove_runs(folder)
     terminal.remark(f"{recipe.toml()}# {how['data'].source}", style="dim")
     events = folder / "tensorboard"
     events_folder = events if tensorboard or events.is_dir() else None  # a resumed run goes on with its events

@@ -126,16 +126,16 @@ def load_data(
     return lambda recipe: loaded[data_name(recipe)]
 
 
-def require_trainable(members: Sequence[Member], *, longer: bool = False) -> None:
+def require_trainable(members: Sequence[Member], *, longer: bool = False, overwrite: bool = False) -> None:
     """Raise an error if two members share a folder, or if a folder holds a run that the recipe cannot resume.
 
-    With `longer`, a folder may hold a run with more steps than the recipe.
+    With `longer`, a folder may hold a run with more steps than the recipe. With `overwrite`, it may hold any run.
     """
     names = [member.folder.name for member in members]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(f"members must differ from each other, got {twice} twice")
     for recipe, folder in members:
-        if not (folder / FILE).exists():
+        if overwrite or not (folder / FILE).exists():
             continue
         was = load_recipe(folder)
         # schedules of the learning rate other than constant depend on the last step

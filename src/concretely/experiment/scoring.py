@@ -22,6 +22,7 @@ from ..model import Model
 from ..model.paper import RARE
 from ..training.folder import Run
 from ..training.own import describe_batch, scored
+from ..training.own_method import objective_from_text
 from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.parallel import ALONE, World
 from ..training.rng import Purpose, generator_of
@@ -95,12 +96,14 @@ def relaxed_objective(
     `chunk` is the number of pairs of a sample and a data point that run at once. All samples of a data point do.
     """
     estimator, total = relaxed_estimator(recipe, step), points_of(data, split)
+    objective = objective_from_text(recipe.objective) if isinstance(recipe, OwnRecipe) else None
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=_device(model))
     points, bounds = max(1, (chunk or PAIRS_ON_CPU) // samples), []
     with eval_mode(model), torch.no_grad(), counting("relaxed graph", total, shown=progress) as advance:
         for first in range(0, total, points):
             inputs = inputs_for(recipe, model, data, split, slice(first, first + points))
-            result = estimate(model, *inputs, estimator=estimator, samples=samples, generator=generator)
+            how: dict[str, Any] = {"samples": samples, "objective": objective, "generator": generator}
+            result = estimate(model, *inputs, estimator=estimator, **how)
             bounds.append(result.bound.double().cpu())
             advance(len(bounds[-1]))
     title = f"{split} objective of the relaxed graph"

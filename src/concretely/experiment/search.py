@@ -13,7 +13,7 @@ from ..file import file_lock, read_bytes, writable_dir, write_text
 from ..training.builder import require_separate
 from ..training.own_method import own_model
 from ..training.own_recipe import OwnRecipe, RunRecipe
-from ..training.own_resolve import resolve_recipe
+from ..training.own_resolve import remove_runs, resolve_recipe
 from ..training.recipe import FILE, OF_DATA, Member, section_settings
 from ..training.train_state import TrainState
 from .grid import expand_grid, list_names, sweep_names
@@ -75,13 +75,14 @@ def train_list(
     on: str | Place = "here",
     checkpoint_seconds: float = 60.0,
     max_bytes: int | None = None,
+    overwrite: bool = False,
     monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
 ) -> list[ScoredMember]:
     """Train recipes as one program where possible, each in a subfolder, and score them on the test set.
 
     Where data have no test set, they are scored on the validation set. Another call continues where the last one
-    stopped. Raise KeyboardInterrupt if the monitor stops it. With `on="share"`, calls in several processes share the
-    work.
+    stopped, or with `overwrite` starts again. Raise KeyboardInterrupt if the monitor stops it. With `on="share"`, calls
+    in several processes share the work.
 
     >>> from tempfile import mkdtemp
     >>> recipes = [resolve_recipe(notation="2H-64V", steps=2, seed=seed) for seed in range(2)]
@@ -89,10 +90,10 @@ def train_list(
     ['seed=0', 'seed=1']
     """
     folder = Path(folder)
-    if (folder / FILE).exists():
+    if (folder / FILE).exists() and not overwrite:
         raise ValueError(f"{str(folder)!r} holds a run already: resume it, or choose another folder")
     how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds, "max_bytes": max_bytes}
-    members = _members(recipes, folder, list_names(recipes))
+    members, how["overwrite"] = _members(recipes, folder, list_names(recipes)), overwrite
     return _train(members, folder, on, ScoreSplits({"test": Precision(samples)}), monitor=monitor, **how)
 
 
@@ -170,12 +171,13 @@ def _train(
     monitor: Monitor,
     max_bytes: int | None,
     halving: int | None = None,
+    overwrite: bool = False,
     **how: Any,
 ) -> list[ScoredMember]:
     """Train and score members, all of them or, with `halving`, the best of them to the end."""
     first = members[0].recipe
     rungs = [] if halving is None else plan_rungs(len(members), steps=first.steps, factor=halving)
-    require_trainable(members)
+    require_trainable(members, overwrite=overwrite)
     data = load_data(members, monitor, max_bytes=max_bytes)
     if "test" in score.wanted and any(scored_split(data(member.recipe)) != "test" for member in members):
         score = ScoreSplits({"valid": score.wanted["test"]})
@@ -189,6 +191,8 @@ def _train(
         for split, precision in score.wanted.items():
             require_scorable(recipe, state.model, data(recipe), split=split, samples=precision.samples)
     writable_dir(out)
+    if overwrite:
+        remove_runs(out, [member.folder for member in members])
     sources = dict.fromkeys(data(member.recipe).source for member in members)
     monitor.note("\n".join([f"{len(members)} members in {out}", *sources]))
     how |= {"device": torch.device(device), "monitor": monitor, "max_bytes": max_bytes}

@@ -34,6 +34,7 @@ from .rng import Purpose, has_drawn, keys_of_part, seed_torch, torch_generators
 from .stream import EndOfDataError
 from .task import MemberLoss
 from .torch_optimizer import update_of
+from .trial import is_lost
 
 if TYPE_CHECKING:
     from .train_state import TrainState
@@ -238,7 +239,7 @@ class _Program:
             if self._task.reseeds and self.stream is not None:
                 self.draws_from_torch |= has_drawn(self.stream.device)
         except ValueError:  # distributions refuse what is not finite
-            if all(run.first_nonfinite_parameter(together=False) is None for run in self._runs):
+            if not any(map(is_lost, self._runs)):
                 raise
             self._log.first_nonfinite.masked_fill_(self._log.first_nonfinite < 0, step)
 
@@ -371,8 +372,7 @@ class _Program:
         keys, controls = self._table.keys[purpose], self._table.controls
         if purpose is Purpose.NOISE and self._task.parts > 1:
             keys = keys_of_part(keys, part, self._task.parts)
-        call = self._call if purpose is Purpose.NOISE else self._called
-        return call(function, inputs, keys, controls)
+        return (self._call if purpose is Purpose.NOISE else self._called)(function, inputs, keys, controls)
 
     def _called(self, function: MemberLoss, inputs: Inputs, keys: Tensor, controls: Tensor) -> Tensor:
         """Return the loss of every member (see `_by_member`)."""

@@ -30,7 +30,6 @@ from .interrupt import stop_requested
 from .loop import DivergedError, train_states
 from .own import MakeEstimator, Options, Scheduled, own_task
 from .own_recipe import OwnRecipe, argument_key, describe, require_options, require_possible, run_names, seeds_of
-from .own_resolve import remove_runs
 from .parallel import World, join, shapes_of
 from .place import tensors_of
 from .source import Source, as_source
@@ -191,7 +190,7 @@ def fit(
         compile: Whether to compile the loss with `torch.compile`.
         shard: Whether parameters, gradients and moments are sharded over the ranks of torchrun, by FSDP2.
         out: The folder of the run.
-        overwrite: Whether to delete a run in that folder first.
+        overwrite: Whether to delete an earlier run in that folder once the new one has been checked.
         checkpoint_seconds: The number of seconds between checkpoints.
         callbacks: `ProgressBar()`, `TensorBoard(folder)`, `CSVLog(path)`, or functions of a `Row` of the curve, whose
             `run` is the name of its run among several.
@@ -271,6 +270,8 @@ def fit(
             valid=_validation(valid, world.device),
             compiles=compile,
         )
+        if folder is not None and overwrite:
+            world.require_alone("overwrite", "a restart would delete the run")
         members = [
             _Member(own, built(model, own.arguments, seed=own.seed) if module is None else module, where, name)
             for own, where, name in spread
@@ -279,9 +280,7 @@ def fit(
         stack.enter_context(_products(precision))
         stop = stack.enter_context(stop_requested())
         how: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "callbacks": called, "stop": stop}
-        if folder is not None and overwrite:
-            world.require_alone("overwrite", "a restart would delete the run")
-            how["prepare"] = partial(remove_runs, folder)
+        how["overwritten"] = folder if overwrite else None
         runs = _trained(members, source, options, world, **how)
         if settings.is_one and runs[0].error is not None:
             raise runs[0].error
@@ -298,7 +297,6 @@ def _trained(members: Sequence[_Member], source: Source, options: Options, world
             tasks[other].feed.close()  # which ends its workers
         states = [TrainState(tasks[k], world) for k in group]
         runs = train_states(states, [members[k].folder for k in group], names=[members[k].name for k in group], **how)
-        how.pop("prepare", None)  # what it deletes are no runs of other groups
         for k, state, run in zip(group, states, runs, strict=True):
             fitted[k] = _fitted(state, run, members[k].folder)
             if not fitted[k].finished and fitted[k].error is None:

@@ -24,6 +24,7 @@ from .engine import GAP_INTERVAL, Engine
 from .folder import Run, export, require_same, resume, save_checkpoint
 from .origin import sign_run
 from .own_recipe import OwnRecipe, RunRecipe
+from .own_resolve import remove_runs
 from .parallel import ALONE, World, shapes_of
 from .place import tensors_of
 from .recipe import FILE, Member
@@ -110,13 +111,13 @@ def train_states(
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
     stop: Callable[[], bool] = lambda: False,
     until: int | None = None,
-    prepare: Callable[[], object] = lambda: None,
+    overwritten: Path | None = None,
 ) -> list[Run | DivergedError]:
     """Train runs of one program together and return each run or the error that ended it.
 
     A run with a folder goes on from the last checkpoint there; one without is kept in memory only. `names` are shown if
-    there are several runs, by default those of the folders. `prepare` is called between the checks of bad input and the
-    first look into a folder.
+    there are several runs, by default those of the folders. `overwritten` is the folder whose run, with those in
+    `folders`, is deleted once the new ones have been checked.
     """
     if names is None:
         names = ["" if folder is None or len(folders) == 1 else folder.name for folder in folders]
@@ -133,10 +134,11 @@ def train_states(
             note = callbacks.note if state is states[0] else lambda sentence: None  # the others are alike
             state.may_capture = all(world.gather(examine(state, note))) and world.may_capture
     starts = [state.dry_run() for state in states]
+    if overwritten is not None:
+        remove_runs(overwritten, [folder for folder in folders if folder is not None])
     if states[0].device.type == "cuda" and not world.may_capture and not world.shards:
         callbacks.note("steps are not captured as CUDA graphs, since gloo averages over ranks on the host: use NCCL")
     environment = describe_environment(str(states[0].device))
-    prepare()
     with ExitStack() as stack:
         for state in states:
             stack.callback(state.task.feed.close)

@@ -9,15 +9,18 @@ from .. import estimator as estimators
 from ..data import WIDTHS, Dataset
 from ..data.arrays import Arrays
 from ..estimator import NVIL, Estimator
+from ..model import Model
+from ..objective import Objective, average, bound
 from ..schedule import at_step
 from .builder import as_model, built, built_by_name, is_builder
 from .method import CLASSES
 from .own import MakeEstimator, Options, own_task
 from .own_loss import TEMPERATURE, at_temperatures
-from .own_recipe import OBJECTS, OwnRecipe
-from .own_resolve import made_from_text, own_program_key, read_schedule, read_temperature
+from .own_recipe import OBJECTS, OwnRecipe, describe
+from .own_resolve import made_from_text, not_made, own_program_key, read_schedule, read_temperature
 from .parallel import shapes_of
 from .place import tensors_of
+from .recipe import LR_SCHEDULES, OPTIMIZERS
 from .source import as_source, load_splits
 from .task import Task
 
@@ -54,8 +57,13 @@ def own_model(recipe: OwnRecipe, model: Any = None) -> nn.Module:
 
 def own_task_of(recipe: OwnRecipe, data: OwnData, *, device: torch.device | str = "cpu") -> Task:
     """Return the task of a recipe, with a new model on a device."""
+    for text, names in ((recipe.optimizer, OPTIMIZERS), (recipe.lr_schedule, LR_SCHEDULES)):
+        if text not in names:
+            raise ValueError(not_made(text))
     place = torch.device(device)
     model = built_by_name(recipe.model, recipe.arguments, seed=recipe.seed)
+    if recipe.estimator == "vimco" and not isinstance(model, Model):
+        raise ValueError("estimator must not be vimco for a program, as it needs the log-weights of a model")
     sources = [
         as_source(data.split(split), device=place, note=lambda sentence: None, name=data.name)
         for split in (("train", "valid") if recipe.validate else ("train",))
@@ -63,6 +71,7 @@ def own_task_of(recipe: OwnRecipe, data: OwnData, *, device: torch.device | str 
     shapes = tuple(shapes_of(tensors_of(model)).items())
     options = Options(
         estimator=estimator_from_text(recipe.estimator, recipe.temperature, recipe.prior_temperature),
+        objective=objective_from_text(recipe.objective),
         temperature=_scheduled(recipe),
         beta=None if recipe.beta is None else read_schedule("beta", recipe.beta),
         optimizer=recipe.optimizer,
@@ -84,7 +93,7 @@ def estimator_from_text(text: str, temperature: str | None = None, prior: str | 
     >>> estimator_from_text("rloo"), estimator_from_text("VIMCO(mean='arithmetic')")
     (RLOO(), VIMCO(mean='arithmetic'))
     """
-    if text == "nvil":
+    if text in ("nvil", describe(NVIL)):
         return NVIL
     if text in CLASSES:
         at = None if prior is None else at_step(read_schedule("prior_temperature", prior), 0)
@@ -92,6 +101,18 @@ def estimator_from_text(text: str, temperature: str | None = None, prior: str | 
     else:
         made = made_from_text(text, {name: getattr(estimators, name) for name in estimators.__all__})
     return made if temperature is None else at_step_of(made, temperature, 0)  # the KL stays that of the default
+
+
+def objective_from_text(text: str | None) -> Objective | None:
+    """Return the objective of a run of `fit` from its name in the recipe, or None if none was given.
+
+    >>> objective_from_text("concretely.functional.bound:average") is average
+    True
+    """
+    known = {describe(own): own for own in (average, bound)}
+    if text is not None and text not in known:
+        raise ValueError(not_made(text))
+    return None if text is None else known[text]
 
 
 def at_step_of(estimator: Estimator, temperature: str, step: int) -> Estimator:

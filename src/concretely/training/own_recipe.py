@@ -11,7 +11,7 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, ClassVar, Protocol, SupportsFloat, runtime_checkable
 
-from ..spelling import did_you_mean, format_setting, number, shown
+from ..spelling import did_you_mean, format_setting, number
 from .recipe import LR_SCHEDULES, OPTIMIZERS
 
 WHOLE = ("samples", "steps", "batch", "accumulate", "seed", "validate", "validation_samples", "patience")

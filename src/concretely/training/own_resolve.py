@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -158,7 +158,12 @@ def made_from_text(text: str, classes: Mapping[str, Callable[..., Any]]) -> Any:
         make = classes[call.func.id]
         return make(**{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords})
     except UNREADABLE:
-        raise ValueError(f"this run had an object that cannot be made from its text {text!r}") from None
+        raise ValueError(not_made(text)) from None
+
+
+def not_made(text: str) -> str:
+    """Return an error about an object of a run of `fit`."""
+    return f"this run had an object that cannot be made from its text {text!r}"
 
 
 def _whole(name: str, value: Any) -> int:
@@ -177,10 +182,13 @@ def _real(name: str, value: Any) -> float:
     return float(read)
 
 
-def remove_runs(folder: Path) -> None:
-    """Delete the run in a folder and the runs inside it, unless a process trains one. Other files stay."""
-    inside = (path.parent for path in folder.glob(f"*/{FILE}"))
-    runs = [own for own in (folder, *(path for path in inside if not path.is_symlink())) if (own / FILE).exists()]
+def remove_runs(folder: Path, members: Iterable[Path] = ()) -> None:
+    """Delete the run in a folder and those of members inside it, unless a process trains one.
+
+    Other files, and other runs inside it, stay.
+    """
+    given = dict.fromkeys((folder, *(path for path in members if not path.is_symlink())))
+    runs = [own for own in given if (own / FILE).exists()]
     with ExitStack() as stack:
         for own in runs:
             stack.enter_context(exclusive_dir(own))

@@ -238,9 +238,10 @@ class TrainState:
         self.loss.train()
         if parameter := self.first_nonfinite_parameter():
             return parameter
-        layers: list[str] = []
+        layers, called = list[str](), [_layer_of(name) for name, _ in self.model.named_parameters()]
 
         def look(name: str, module: nn.Module, inputs: object, output: object) -> None:
+            called.append(name)
             if isinstance(output, Tensor) and not bool(torch.isfinite(output).all()):
                 layers.append(name)
 
@@ -249,9 +250,8 @@ class TrainState:
         try:
             self.model.zero_grad()
             self._loss(step)[0].backward()
-        except ValueError:  # a later layer may refuse what is not finite
-            if not layers:
-                raise
+        except ValueError:  # a later layer or a distribution refuses what it is given
+            layers.append(called[-1])
         finally:
             for hook in hooks:
                 hook.remove()
@@ -329,9 +329,9 @@ class TrainState:
         own = keys_of_part(first + draw_offsets(rows, parts).to(self.device), part, parts)
         return Keys(own, seeds_torch=not self.task.reseeds, more=DRAWS - rows)
 
-    def next_loss(self) -> Tensor:
-        """Return the loss of the next step, without taking it."""
-        return self._loss(self.step)[0]
+    def loss_at(self, step: int) -> Tensor:
+        """Return the loss of a step, without taking it."""
+        return self._loss(step)[0]
 
     def _monitored(self, step: int) -> int:
         """Run the monitor on the batch of a step, and return the number of its draws."""

@@ -29,12 +29,12 @@ def examine(state: "TrainState", note: Callable[[str], None]) -> bool:
     if not named:
         raise ValueError("a model must have parameters to train, got none that requires a gradient")
     with eval_mode(state.loss), torch.enable_grad():
-        first = state.next_loss()
+        first = state.loss_at(state.step)
         reached = _reached(first, named)
-        second = state.next_loss()
+        second = state.loss_at(state.step)
     if any(state.world.gather(len(reached) < len(named))):  # evaluation may decide without a gradient
         with _unchanged(state.loss), torch.enable_grad():
-            reached |= _reached(state.next_loss(), named)
+            reached |= _reached(state.loss_at(state.step), named)
     if not reached:
         raise ValueError("the loss must depend on the parameters of the model, got no gradient for any of them")
     unused = [name for name in named if name not in reached | _taking_turns(state.loss)]
@@ -56,6 +56,37 @@ def examine(state: "TrainState", note: Callable[[str], None]) -> bool:
             "torch, such as Python's random, so that steps are neither captured nor repeated exactly after a resume"
         )
     return repeats
+
+
+def is_lost(state: "TrainState") -> bool:
+    """Return whether parameters are not finite, or so large that the model refuses the first batch.
+
+    It must take that batch with parameters of zero. Otherwise, an error is about the data or the program. Batches of a
+    stream cannot be read again.
+    """
+    if state.first_nonfinite_parameter(together=False) is not None:
+        return True
+    if state.world.ranks > 1 or not state.task.feed.is_on_device or not _is_first_batch_refused(state):
+        return False
+    own = [(parameter, parameter.detach().clone()) for parameter in state.loss.parameters() if parameter.requires_grad]
+    with torch.no_grad():
+        for parameter, _ in own:
+            parameter.zero_()
+        try:
+            return not _is_first_batch_refused(state)
+        finally:
+            for parameter, before in own:
+                parameter.copy_(before)
+
+
+def _is_first_batch_refused(state: "TrainState") -> bool:
+    """Return whether the model raises a ValueError on the batch of the first step."""
+    try:
+        with torch.no_grad():
+            state.loss_at(0)
+    except ValueError:
+        return True
+    return False
 
 
 def _reached(loss: Tensor, named: Mapping[str, nn.Parameter]) -> set[str]:
