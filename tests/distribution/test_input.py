@@ -113,7 +113,8 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: c.Bernoulli(logits=torch.zeros(2)).log_prob(torch.tensor([0.0, 0.5])),
         ValueError,
-        "value must lie in the support of Bernoulli, got 0.5 at index 1",
+        "value must lie in the support of Bernoulli, got 0.5 at index 1: draw bits from grey values, as by "
+        "torch.bernoulli(x)",
     ),
     (
         lambda: c.Concrete(logits=torch.zeros(2), temperature=0.5).log_prob(torch.tensor([[0.5, 0.5], [0.5, 0.75]])),

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import concretely as c
+from concretely.distribution import check
 from concretely.evaluation.likelihood import evaluate, exact_log_likelihood
 
 from .test_likelihood import of_pairs
@@ -95,9 +98,21 @@ def test_what_a_program_of_ones_own_refuses_is_refused_before_any_latent_is_draw
     with pytest.raises(ValueError, match="support") as caught:
         evaluate(model, x, samples=10, chunk=7)
     assert str(caught.value) == (
-        "observed node 'x': value must lie in the support of Bernoulli, got 0.5 at index (41, 2)"
+        "observed node 'x': value must lie in the support of Bernoulli, got 0.5 at index (41, 2): "
+        "draw bits from grey values, as by torch.bernoulli(x)"
     )
     assert torch.get_rng_state().equal(state)
+
+
+def test_data_on_a_gpu_are_checked_once_by_fit_and_by_evaluate(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu, validates = mock.Mock(spec=Tensor, is_cuda=True), check.validates
+    monkeypatch.setattr(check, "validates", lambda given, *parameters: validates(given, on_gpu))
+    model, _ = of_pairs(3)
+    grey = torch.full((20, 6), 0.004)
+    c.estimate(model, grey, estimator=c.RLOO(), samples=2)
+    for function in (partial(evaluate, samples=2), exact_log_likelihood, partial(c.fit, steps=2)):
+        with pytest.raises(ValueError, match=r"observed node 'x': .* got 0\.00\d+ at index \(0, 0\): draw bits"):
+            function(model, grey)
 
 
 @pytest.mark.parametrize("function", [lambda *data: evaluate(*data, samples=3, chunk=7), exact_log_likelihood])

@@ -134,15 +134,28 @@ def as_fraction(value: Tensor, *, validate: bool) -> Tensor:
 def validates(validate_args: bool | None, *parameters: Any) -> bool:
     """Return whether to check the values of arguments: by default, unless a parameter is on a GPU.
 
-    A check reads the result on the host, which would wait for the GPU. Torch's own default is ignored, since
-    `torch.compile` turns it off globally.
+    A check reads the result on the host, which would wait for the GPU. Inside of `checking_on_gpu`, values on a GPU are
+    checked too. Torch's own default is ignored, since `torch.compile` turns it off globally.
     """
     if validate_args is not None:
         return validate_args
-    for parameter in parameters:  # noqa: SIM110 (a generator would take longer than the checks)
+    for parameter in parameters:
         if isinstance(parameter, Tensor) and parameter.is_cuda:
-            return False
+            return not torch.compiler.is_compiling() and _checks_on_gpu.get()
     return True
+
+
+_checks_on_gpu: ContextVar[bool] = ContextVar("checks_on_gpu", default=False)
+
+
+@contextmanager
+def checking_on_gpu() -> Iterator[None]:
+    """Inside this context, values on a GPU are checked by default. It is for what is computed once."""
+    token = _checks_on_gpu.set(True)
+    try:
+        yield
+    finally:
+        _checks_on_gpu.reset(token)
 
 
 _postpones: ContextVar[bool] = ContextVar("postpones", default=False)
@@ -224,7 +237,9 @@ def in_support(value: Tensor, support: constraints.Constraint, *, owner: str) ->
         index = tuple((~holds).nonzero()[0].tolist())
         got = str(value[index].tolist()) if support.event_dim else f"{value[index].item():.9g}"
         got = got if len(got) <= 60 else got[:60] + " ..."
-        raise ValueError(f"value must lie in the support of {owner}, got {got}{place(index)}")
+        is_grey = support is constraints.boolean and 0 < value[index] < 1
+        todo = ": draw bits from grey values, as by torch.bernoulli(x)" if is_grey else ""
+        raise ValueError(f"value must lie in the support of {owner}, got {got}{place(index)}{todo}")
 
 
 def as_log_odds(probs: Tensor | float, *, validate: bool) -> Tensor:

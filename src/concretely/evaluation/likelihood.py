@@ -12,6 +12,7 @@ from jaxtyping import Float64, Int64, Shaped
 from torch import Generator, Tensor, nn
 from torch.distributions import Distribution
 
+from ..distribution.check import checking_on_gpu
 from ..distribution.variable import DiscreteVariable
 from ..functional.bound import total
 from ..functional.draw import Drawn
@@ -309,9 +310,10 @@ def _require_scores(model: Model, data: Data, chunk: int) -> None:
 
 
 def _score(model: Model, inputs: Data) -> None:
-    p, _ = model.trace(*inputs, mode=_Likeliest())
-    for name in p.observed:
-        p[name].log_prob  # noqa: B018 (computed on access)
+    with checking_on_gpu():
+        p, _ = model.trace(*inputs, mode=_Likeliest())
+        for name in p.observed:
+            p[name].log_prob  # noqa: B018 (computed on access)
 
 
 class _Likeliest(Mode):

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves
 
+from ..distribution.check import checking_on_gpu
 from ..distribution.variable import DiscreteVariable
 from ..estimator import (
     NVIL,
@@ -246,7 +247,8 @@ class OwnMonitor(MemberLoss):
 
     def examine(self, inputs: Inputs, keys: Source, controls: Controls) -> dict[str, int]:
         """Find all metrics and the states of nodes, and return the number of units of every latent node."""
-        result, metrics = self._measured(inputs, keys, controls)
+        with checking_on_gpu():
+            result, metrics = self._measured(inputs, keys, controls)
         # torch says that the mean of a Categorical is NaN
         known = [name for name, value in metrics.items() if not (name.startswith("active/") and value.isnan())]
         self.names = (*known, *_shares(known))
