@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributions import Normal
+from torch.distributions import Independent, Normal
 
 import concretely as c
 from tests.test_graph import diamond
@@ -38,6 +38,10 @@ def no_distribution(draw: c.Draw, x: Tensor) -> Tensor:
 
 def no_data(draw: c.Draw, x: Tensor) -> Tensor:
     return draw("a", c.Bernoulli(logits=x), observed=1.0)
+
+
+def in_independent(draw: c.Draw, x: Tensor) -> Tensor:
+    return draw("a", Independent(c.Bernoulli(logits=x), 1))
 
 
 def torch_latent(draw: c.Draw, x: Tensor) -> Tensor:
@@ -112,6 +116,13 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
             {},
             "node 'a' must be a discrete distribution of concretely to have a relaxation, or have rsample, got "
             "Bernoulli of torch.distributions.bernoulli: use an estimator that needs only samples, such as RLOO()",
+        ),
+        (
+            in_independent,
+            c.mode.Relaxed(0.5),
+            {},
+            "node 'a' must be a discrete distribution of concretely to have a relaxation, or have rsample, got "
+            "Independent of torch.distributions.independent: pass what is inside, whose units are summed",
         ),
         (
             diamond,

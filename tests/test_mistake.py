@@ -50,7 +50,8 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "schedule for a temperature": (
         lambda: c.Pathwise(c.Annealing(1.0, 0.5, steps=3)),
-        "temperature must be a number or a tensor, got Annealing: call it with a step",
+        "temperature must be a number or a tensor, got Annealing: call it with a step, or pass it to fit as "
+        "temperature=",
     ),
     "swapped arguments of tile": (
         lambda: c.tile(torch.zeros(6), torch.zeros(3)),

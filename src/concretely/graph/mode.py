@@ -337,10 +337,16 @@ def _other(request: Request, *, relaxes: bool = True) -> Drawn:
     else:
         raise TypeError(
             f"node {name!r} must be a discrete distribution of concretely to have a relaxation, or have rsample, got "
-            f"{type(distribution).__name__} of {type(distribution).__module__}: use an estimator that needs only "
-            "samples, such as RLOO()"
+            + described(distribution, otherwise="use an estimator that needs only samples, such as RLOO()")
         )
     return Drawn(value, lambda: distribution.log_prob(value))
+
+
+def described(distribution: Distribution, *, otherwise: str) -> str:
+    """Return the class of a distribution that a mode refuses, and what to do."""
+    inside = getattr(distribution, "base_dist", None)
+    advice = "pass what is inside, whose units are summed" if isinstance(inside, DiscreteVariable) else otherwise
+    return f"{type(distribution).__name__} of {type(distribution).__module__}: {advice}"
 
 
 def _log_mass(distribution: Distribution, value: Tensor, axes: int) -> Tensor:
@@ -381,7 +387,7 @@ def _require_positive(temperature: Temperatures) -> None:
         elif isinstance(entry, Real) and not isinstance(entry, bool):
             positive = 0 < entry < math.inf
         else:
-            hint = ": call it with a step" if callable(entry) else ""
+            hint = ": call it with a step, or pass it to fit as temperature=" if callable(entry) else ""
             raise TypeError(f"temperature must be a number or a tensor, got {type(entry).__name__}{place}{hint}")
         if positive is False:
             shown = entry.tolist() if isinstance(entry, Tensor) else f"{entry:.9g}"

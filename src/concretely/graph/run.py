@@ -17,7 +17,7 @@ from ..functional.noise import Source, require_source
 from ..functional.slice import Slice
 from ..spelling import did_you_mean
 from .descent import Descent, parents
-from .mode import Mode, Request, Shape, Structure
+from .mode import Mode, Request, Shape, Structure, described
 from .program import Program, eval_mode, signature
 from .trace import Outcome, Rows, Trace
 
@@ -162,11 +162,8 @@ def _structure(program: Program, inputs: tuple[Any, ...], batch_shape: Size) -> 
             return observed
         _require_new(name, shapes)
         if not isinstance(distribution, DiscreteVariable):
-            got = f"{type(distribution).__name__} of {type(distribution).__module__}"
-            raise ValueError(
-                f"node {name!r} must be a discrete variable of concretely to be enumerated, got {got}: use an "
-                "estimator that draws samples, such as RLOO()"
-            )
+            got = described(distribution, otherwise="use an estimator that draws samples, such as RLOO()")
+            raise ValueError(f"node {name!r} must be a discrete variable of concretely to be enumerated, got {got}")
         shape = distribution.batch_shape
         if shape[: len(batch_shape)] != batch_shape:
             raise ValueError(_no_rows(name, shape, batch_shape))
