@@ -17,7 +17,16 @@ from ..objective import LogWeights, Objective, divergence, loss
 
 @dataclass(frozen=True)
 class Estimate:
-    """A loss whose gradient is the gradient estimate, and quantities that a training loop may log."""
+    """A loss whose gradient is the gradient estimate, and quantities that a training loop may log.
+
+    `loss` is minus the objective, averaged over the batch, and `bound` the objective of every data point. `log_w` and
+    `signal`, by node name, have the log-weight and the learning signal of every sample and data point.
+
+    >>> import torch, concretely as c
+    >>> estimate = c.estimate(c.density("2H-4V"), torch.zeros(8, 4), estimator=c.Pathwise(), samples=3)
+    >>> estimate.loss.shape, estimate.bound.shape, estimate.log_w.shape, estimate.kl["h1"].shape
+    (torch.Size([]), torch.Size([8]), torch.Size([3, 8]), torch.Size([8]))
+    """
 
     loss: Tensor
     """Minus the objective, averaged over the batch."""

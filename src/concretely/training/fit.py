@@ -48,7 +48,7 @@ class TrainingWarning(UserWarning):
 
 @dataclass(frozen=True, eq=False)
 class FittedRun:
-    """A run of `fit`: its progress, its model and its folder."""
+    """A run of `fit`: its progress, its `model` with the best or last parameters, and its `folder`, if it has one."""
 
     run: Run
     model: nn.Module
