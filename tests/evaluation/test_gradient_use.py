@@ -163,6 +163,17 @@ def test_bad_input_is_refused_in_a_sentence(options: dict[str, Any], error: str)
         gradient_study(target, **{"estimators": {"score": c.Reinforce()}, "parameters": [target.logits], **options})
 
 
+def test_inputs_without_a_data_point_are_refused() -> None:
+    layer = nn.Linear(2, 2)
+
+    def program(draw: c.Draw, x: Tensor) -> Tensor:
+        return draw("b", c.Bernoulli(logits=layer(x))).sum(-1)
+
+    given: dict[str, Any] = {"estimators": {"score": c.Reinforce()}, "parameters": layer.parameters()}
+    with pytest.raises(ValueError, match=r"^inputs must have at least one data point, got none$"):
+        gradient_study(program, torch.zeros(0, 2), **given)
+
+
 def test_a_target_that_nothing_moves_has_no_gradient_to_study() -> None:
     def program(draw: c.Draw) -> Tensor:
         return draw("b", c.Bernoulli(logits=torch.zeros(2))).sum(-1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import concretely as c
 
 from .example import assert_same
-from .own import Posterior, Prior, fitted, stopping
+from .own import Posterior, Prior, bits, fitted, stopping
 
 
 class Centred(Posterior):
@@ -106,3 +106,71 @@ def test_a_buffer_of_a_wider_dtype_takes_what_a_step_computes() -> None:
     fitted(model)
     assert model.q.seen.dtype == torch.float32
     assert model.q.seen.any()
+
+
+class Limited(Posterior):
+    """An encoder that limits the norm of its weights: in place, or by new data."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.in_place = in_place
+
+    def forward(self, draw: c.Draw, x: Tensor) -> None:
+        weight = self.encoder[0].weight
+        limited = torch.renorm(weight.data, p=2, dim=0, maxnorm=0.3)
+        if self.in_place:
+            weight.data.copy_(limited)
+        else:
+            weight.data = limited
+        super().forward(draw, x)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"optimizer": torch.optim.SGD}, {"ema": 0.9, "valid": bits(), "every": 7}, {"seed": range(2)}],
+    ids=["adam", "sgd", "ema", "seeds"],
+)
+def test_a_parameter_whose_data_the_model_replaces_is_trained_and_comes_back(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    def trained(in_place: bool, folder: str, callbacks: Any = ()) -> list[Any]:
+        run = fitted(lambda: c.Model(Prior(), Limited(in_place)), **given, out=tmp_path / folder, callbacks=callbacks)
+        return run if isinstance(run, list) else [run]
+
+    expected = trained(True, "in place")
+    whole_run, _ = trained(False, "whole"), trained(False, "parts", stopping(13))
+    for run, other in zip(whole_run + trained(False, "parts"), expected * 2, strict=True):
+        assert [row.objective for row in run.rows] == [row.objective for row in other.rows]
+        assert_same(dict(run.model.state_dict()), dict(other.model.state_dict()))
+        assert_same(dict(run.model.state_dict()), load_file(run.folder / "model.safetensors"))
+
+
+def test_a_callback_may_replace_the_data_of_a_parameter(tmp_path: Path) -> None:
+    def halve(in_place: bool) -> Any:
+        torch.manual_seed(5)
+        model = build()
+
+        def change(row: Any) -> None:
+            data = model.p.logits.data
+            model.p.logits.data = data.div_(2) if in_place else data / 2
+
+        return fitted(model, out=tmp_path / str(in_place), callbacks=change)
+
+    one, other = halve(False), halve(True)
+    assert [row.objective for row in one.rows] == [row.objective for row in other.rows]
+    assert_same(dict(one.model.state_dict()), dict(other.model.state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda model: model.q.requires_grad_(False), "got another 'q.encoder.0.weight'"),
+        (lambda model: setattr(model.p, "logits", nn.Parameter(torch.zeros(2, 4))), "got another 'p.logits'"),
+        (lambda model: model.double(), "a parameter must stay float32 of shape (2, 4) in training, got float64 of"),
+    ],
+    ids=["freeze", "replace", "dtype"],
+)
+def test_a_change_of_a_callback_that_cannot_be_kept_is_refused(change: Any, sentence: str) -> None:
+    model = build()
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        fitted(model, callbacks=lambda row: change(model))

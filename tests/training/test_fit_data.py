@@ -104,10 +104,11 @@ def test_points_that_are_random_are_read_for_each_step_and_follow_from_the_seed(
 
 
 def test_a_resumed_run_reads_the_same_random_points(tmp_path: Path) -> None:
+    given = {"model": build, "data": Noisy(), "valid": Noisy(), "every": 10}
     quiet = Callbacks(note=lambda sentence: None)
-    fitted(build, Noisy(), out=tmp_path / "straight", callbacks=quiet)
-    fitted(build, Noisy(), out=tmp_path / "stopped", callbacks=stopping(13))
-    fitted(build, Noisy(), out=tmp_path / "stopped", callbacks=quiet)
+    straight = fitted(**given, out=tmp_path / "straight", callbacks=quiet)
+    fitted(**given, out=tmp_path / "stopped", callbacks=stopping(13))
+    assert fitted(**given, out=tmp_path / "stopped", callbacks=quiet).best == straight.best
     assert_same(saved(tmp_path / "stopped"), saved(tmp_path / "straight"))
 
 

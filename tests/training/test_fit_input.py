@@ -107,6 +107,8 @@ SENTENCES: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": 3}, "optimizer must be a name, a class of torch.optim or a function, got int"),
     ({"optimizer": None}, "optimizer must be a name, a class of torch.optim or a function, got None"),
     ({"schedule": StepLR}, "schedule must be a name or a function of the step that returns a factor of the learning r"),
+    ({"arguments": [{"width": 4}]}, "arguments must be a dictionary, whose lists are several settings, got [{'w"),
+    ({"beta": c.Warmup}, "beta must be a number, or a schedule such as Warmup(1000), got <class 'concretely."),
     ({"beta": "0.5"}, "beta must be a number, or a schedule such as Warmup(1000), got '0.5'"),
     ({"beta": -1}, "beta must be finite and not negative, got -1"),
     ({"inputs": 0}, "inputs must be a function from a batch to the inputs, got 0"),

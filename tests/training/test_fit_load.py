@@ -63,6 +63,19 @@ def test_another_model_is_loaded_into_a_new_one(tmp_path: Path) -> None:
         c.load(tmp_path, model=own.Gate())
 
 
+def test_a_compiled_model_is_loaded_into_a_compiled_one_only(tmp_path: Path) -> None:
+    def compiled() -> Any:
+        return torch.compile(own.Gate(), backend="eager")
+
+    run = fitted(compiled(), (bits(), LABELS), out=tmp_path, steps=2)
+    assert_same(dict(c.load(tmp_path, model=compiled()).state_dict()), dict(run.model.state_dict()))
+    must = (
+        "model must be that of the run, got one with another parameter 'gate.weight' and without '_orig_mod.gate.bias'"
+    )
+    with pytest.raises(ValueError, match=f"^{must}$"):
+        c.load(tmp_path, model=own.Gate)
+
+
 def test_a_model_is_loaded_into_that_of_a_builder_with_the_arguments_of_the_run(tmp_path: Path) -> None:
     run = fitted(lambda width: build(width), arguments={"width": 5}, out=tmp_path)
     assert_same(dict(c.load(tmp_path, model=build).state_dict()), dict(run.model.state_dict()))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import concretely as c
 from concretely.training.callback import Callbacks
 
-from .own import build, fitted
+from .own import bits, build, fitted
 from .test_fit_input import SENTENCES
 
 
@@ -75,3 +75,18 @@ def test_settings_that_train_one_after_the_other_read_a_loader_from_its_start() 
     several = fitted(build, loader, arguments={"width": [4, 8]})
     alone = [fitted(build, loader, arguments={"width": width}) for width in (4, 8)]
     assert [run.rows[-1].objective for run in several] == [run.rows[-1].objective for run in alone]
+
+
+class Untiled(Widths):
+    """The same, which only runs with one sample."""
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        return (self.decoder(draw("z", c.Bernoulli(logits=self.encoder(x)))) - x).square().sum(-1)
+
+
+def test_a_program_that_cannot_be_validated_is_not_trained() -> None:
+    rows = list[Any]()
+    with pytest.raises(ValueError, match=r"^the model must run on a batch of valid, .*: repeat the rows of the former"):
+        fitted(Untiled, arguments={"width": 4}, valid=bits(), callbacks=rows.append)
+    assert not rows
+    assert fitted(Untiled, arguments={"width": 4}, valid=bits(), validation_samples=1).finished

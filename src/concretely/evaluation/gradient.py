@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ..estimator import Estimator
 from ..graph.program import Program, eval_mode
@@ -57,6 +58,8 @@ def gradient_study(
     """
     if not isinstance(estimators, Mapping) or not estimators:
         raise ValueError(f"estimators must be a map from names to estimators, got {estimators!r}")
+    if any(isinstance(leaf, Tensor) and leaf.dim() and not len(leaf) for leaf in tree_leaves(inputs)[:1]):
+        raise ValueError("inputs must have at least one data point, got none")
     reference_repeats = 10 * repeats if reference_repeats is None else reference_repeats
     for name, number in (("repeats", repeats), ("reference_repeats", reference_repeats)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 2:

@@ -28,7 +28,7 @@ from ..layer.base import layers
 from .capture import Captured, compiled
 from .feed import TOGETHER, Inputs, StepTable
 from .optimizer import StepLog, guard_
-from .place import State, buffers_of, joined_state, keep_buffer, keeping_buffers, over_members, path_of, places_of
+from .place import State, joined_state, keep_tensors, keeping_buffers, kept_of, over_members, path_of, places_of
 from .rank_step import RankStep
 from .rng import Purpose, has_drawn, keys_of_part, seed_torch, torch_generators
 from .stream import EndOfDataError
@@ -194,7 +194,8 @@ class _Program:
         own = {name: parameter for name, parameter in task.loss.named_parameters() if parameter.requires_grad}
         others = (*task.loss.named_parameters(), *task.loss.named_buffers())
         self._constants = {name: state[path_of(name)] for name, _ in others if name not in own}
-        self._buffers = [] if vmapped else list(buffers_of(task.loss))
+        replaces = task.examines and first.sharding is None  # a model of one's own may replace data of parameters
+        self._kept = ([], []) if vmapped else kept_of(task.loss, state if replaces else None)
         self._update = update_of(runs, state, list(own))
         self._layers = [layer for _, layer in layers(task.model)]
         self._averages = [(state[path_of(name)], state.get(f"ema/{name}")) for name in own]
@@ -269,7 +270,8 @@ class _Program:
         """Take the step of the selected line without synchronizing with the host."""
         loss, gradients, inputs, last = self._differentiated()
         with torch.no_grad():
-            self._keep_buffers()
+            if any(self._kept):
+                keep_tensors(*self._kept)
             if self._ranks is not None:
                 loss, gradients = self._ranks.means(loss, gradients)
             sizes, watched = self._table.sizes, list[Tensor]()
@@ -277,6 +279,8 @@ class _Program:
             norm = self._norm(gradients) if needs_norm else None
             if gap:
                 self._measure(inputs, last, norm)
+                if any(self._kept):
+                    keep_tensors(*self._kept)
             if norm is None:
                 seen = [gradient for name, gradient in gradients.items() if name in self._task.watched]
                 watched = [gradient for gradient in seen if not isinstance(gradient, DeferredGradient)]
@@ -340,12 +344,6 @@ class _Program:
         both.enter_context(self._ranks.drawing(inputs))
         both.enter_context(layers)
         return both
-
-    def _keep_buffers(self) -> None:
-        """Copy buffers that the model has replaced by new tensors to where checkpoints and later steps read them."""
-        for module, name, own in self._buffers:
-            if module._buffers[name] is not own:
-                keep_buffer(module, name, own)
 
     def _measure(self, inputs: Inputs, loss: Tensor, norm: Tensor | None) -> None:
         """Measure the discrete graph on a batch with a loss, and add the gap and the metrics to the sums of the row."""

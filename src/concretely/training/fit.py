@@ -321,6 +321,8 @@ class _Settings:
     def __init__(
         self, seed: int | Sequence[int], lr: float | Sequence[float] | None, arguments: Mapping[str, Any] | None
     ) -> None:
+        if not isinstance(arguments, Mapping | None):
+            raise ValueError(f"arguments must be a dictionary, whose lists are several settings, got {arguments!r}")
         given = dict(arguments or {})
         lists = {name: value for name, value in given.items() if isinstance(value, list | tuple | range)}
         self.is_one = isinstance(seed, Integral) and not isinstance(lr, Sequence) and not lists
@@ -389,9 +391,7 @@ def _samples(estimator: MakeEstimator) -> int:
 def _products(precision: str) -> Iterator[None]:
     """Inside this context, products of float32 matrices on a GPU have a precision of `fit`."""
     before = torch.get_float32_matmul_precision()
-    wanted = PRECISIONS[precision]
-    if wanted is not None:
-        torch.set_float32_matmul_precision(wanted)
+    torch.set_float32_matmul_precision(PRECISIONS[precision] or before)
     try:
         yield
     finally:

@@ -176,18 +176,21 @@ def _load_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     start = "best/" if has_best else "model/"
     stored = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
     stored |= {name.removeprefix("ema/model."): tensor for name, tensor in averages.items()}
+    unknown = sorted(stored.keys() - model.state_dict(keep_vars=True).keys() - dict(model.named_buffers()).keys())
+    missing = f"without {unknown[0]!r}" if unknown else ""
     for name, own in (*model.named_parameters(), *model.named_buffers()):
         if name not in stored:
-            if name in model.state_dict():
-                raise ValueError(f"model must be that of the run, got one with another parameter {name!r}")
+            if name in model.state_dict():  # one that is compiled or wrapped has a prefix in all of its names
+                got = f"another parameter {name!r}{' and ' * bool(unknown)}{missing}"
+                raise ValueError(f"model must be that of the run, got one with {got}")
             continue
         if own.shape != stored[name].shape:
             shapes = f"{tuple(own.shape)}, not {tuple(stored[name].shape)}"
             raise ValueError(f"model must be that of the run, got one whose {name!r} has shape {shapes}")
         with torch.no_grad():
             own.copy_(stored[name])
-    if unknown := stored.keys() - model.state_dict(keep_vars=True).keys() - {name for name, _ in model.named_buffers()}:
-        raise ValueError(f"model must be that of the run, got one without {sorted(unknown)[0]!r}")
+    if unknown:
+        raise ValueError(f"model must be that of the run, got one {missing}")
 
 
 def require_same(run: Run, digest: str, name: str) -> None:

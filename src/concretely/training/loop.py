@@ -26,7 +26,7 @@ from .origin import sign_run
 from .own_recipe import OwnRecipe, RunRecipe
 from .own_resolve import remove_runs
 from .parallel import ALONE, World, shapes_of
-from .place import tensors_of
+from .place import keep_changes, owned_by, tensors_of
 from .recipe import FILE, Member
 from .stream import EndOfDataError
 from .train_state import Row, TrainState
@@ -233,6 +233,9 @@ def _train(
     for job in active:
         job.run = replace(job.run, members=len(active))
     states, world = [job.state for job in active], active[0].state.world
+    owned = {id(state): owned_by(state.loss) for state in states}
+    for state in states:
+        _bind(state)
     engine = Engine(states, note=callbacks.note, gap_interval=_gap_interval(states[0].recipe))
     due = False
 
@@ -266,6 +269,8 @@ def _train(
                 callbacks.row(replace(row, run=job.name))
             if rows:
                 callbacks.mean_row(average(rows))
+            for job in trained if states[0].sharding is None else ():
+                keep_changes(job.state.loss, job.state.state, owned[id(job.state)])
             active = [job for job in active if job.is_active]
     finally:
         engine.close()
@@ -305,6 +310,7 @@ def _with_row(state: TrainState, run: Run, note: Callable[[str], None]) -> Run:
     rows, row = (run.rows[:-1], run.rows[-1]) if again else (run.rows, state.row())
     if recipe.validate and state.step % recipe.validate == 0:
         nll = state.validate()
+        _bind(state)
         if math.isnan(nll) and not any(math.isnan(row.valid or 0.0) for row in rows):
             note(f"the validation score of step {state.step:,} is not a number, and so not the best")
         row = replace(row, valid=nll)
@@ -315,6 +321,12 @@ def _with_row(state: TrainState, run: Run, note: Callable[[str], None]) -> Run:
             stale += 1
     finished = state.step >= recipe.steps or 0 < recipe.patience <= stale
     return replace(run, rows=(*rows, row), best=best, stale=stale, finished=finished)
+
+
+def _bind(state: TrainState) -> None:
+    """Let the model of a run have the tensors of its state, also if a call outside of a step has replaced some."""
+    if state.sharding is None:
+        state.bind(state.state)
 
 
 def _divergence(state: TrainState, run: Run, *, parameters: bool) -> str | None:

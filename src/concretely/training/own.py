@@ -112,7 +112,7 @@ def own_task(
         with _running_on(named, example, _passed_whole(model, arrange(example), file)):
             units = monitor.examine(example, keys, values)
         if isinstance(options.valid, Source) and recipe.validate:
-            _try_validation(model, options.valid, arrange)
+            _try_validation(model, options.valid, arrange, samples=min(recipe.validation_samples, 2))
     names = {name for name, parameter in loss.named_parameters() if parameter.requires_grad}
     by_torch = not isinstance(options.optimizer, str)
     own = dict(loss.named_parameters())
@@ -185,8 +185,11 @@ def describe_batch(batch: Any) -> str:
     return shapes or "no tensor"
 
 
-def _try_validation(model: nn.Module, valid: Source, arrange: Arrange) -> None:
-    """Score two points, or the first batch, of validation data, so that data that do not fit cost no work."""
+def _try_validation(model: nn.Module, valid: Source, arrange: Arrange, *, samples: int) -> None:
+    """Score two points, or the first batch, of validation data, so that data that do not fit cost no work.
+
+    A program without `tile` may run with one sample and fail with two.
+    """
     with closing(valid.parts(2)) as parts:
         part = next(parts, None)
     if part is None:
@@ -195,7 +198,7 @@ def _try_validation(model: nn.Module, valid: Source, arrange: Arrange) -> None:
     file = None if valid.name == "valid" else valid.name
     named = "valid" if file is None else f"the validation data of {file!r}"
     with _running_on(named, part, _passed_whole(model, inputs, file), is_second=True):
-        scored(model, inputs, samples=1, generator=torch.Generator(valid.device).manual_seed(0))
+        scored(model, inputs, samples=samples, generator=torch.Generator(valid.device).manual_seed(0))
 
 
 def arranged(

@@ -195,7 +195,7 @@ def require_options(optimizer: Any, schedule: Any, lr: Any, beta: Any, inputs: A
     rates = lr if isinstance(lr, Sequence) and not isinstance(lr, str) else [lr]
     _require(all(rate is None or _is_number(rate) for rate in rates), "lr", "be a number, or a list of numbers", lr)
     must = "be a number, or a schedule such as Warmup(1000)"
-    _require(beta is None or _is_real(beta) or callable(beta), "beta", must, beta)
+    _require(beta is None or _is_real(beta) or (callable(beta) and not isinstance(beta, type)), "beta", must, beta)
     if _is_real(beta):
         require_weight(beta)
     _require(inputs is None or callable(inputs), "inputs", "be a function from a batch to the inputs", inputs)

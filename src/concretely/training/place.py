@@ -75,23 +75,59 @@ def tensors_of(model: nn.Module) -> State:
     return {name: own for name, own in named.items() if isinstance(own, Tensor)}  # not the extra state of a module
 
 
-def buffers_of(loss: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Yield the modules of a loss with the names of their buffers and the buffers."""
-    for module in loss.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                yield module, name, buffer
+Kept = tuple[list[tuple[nn.Module, str, Tensor]], list[tuple[nn.Parameter, Tensor]]]
+"""Modules with the names of their buffers and the buffers, and parameters with their tensors in a `State`."""
 
 
-def keep_buffer(module: nn.Module, name: str, own: Tensor) -> None:
-    """Copy a buffer that a module has replaced by a new tensor to its own. Raise if the tensor does not fit."""
-    new = module._buffers[name]
-    if new is None or new.shape != own.shape or not torch.can_cast(new.dtype, own.dtype):
-        was, got = (_described(tensor) for tensor in (own, new))
-        must = f"buffer {name!r} of {type(module).__name__} must stay {was}"
-        raise ValueError(f"{must}, got {got} in a training step: create it in that shape and dtype")
-    own.copy_(new)
-    module._buffers[name] = own
+def kept_of(loss: nn.Module, state: State | None) -> Kept:
+    """Return the buffers of a loss and, with a state of one member, its parameters."""
+    named = [(module, name, own) for module in loss.modules() for name, own in module._buffers.items()]
+    buffers = [(module, name, own) for module, name, own in named if own is not None]
+    parameters = () if state is None else loss.named_parameters()
+    return buffers, [(parameter, state[path_of(name)][0]) for name, parameter in parameters if state is not None]
+
+
+def keep_tensors(buffers: list[tuple[nn.Module, str, Tensor]], parameters: list[tuple[nn.Parameter, Tensor]]) -> None:
+    """Copy buffers and data of parameters that a model has replaced to the tensors that checkpoints and steps read.
+
+    A module may limit a norm by `self.weight.data = torch.renorm(self.weight.data, ...)`. Raise if a tensor does not
+    fit.
+    """
+    for module, name, own in buffers:
+        new = module._buffers[name]
+        if new is not own:
+            if new is None or new.shape != own.shape or not torch.can_cast(new.dtype, own.dtype):
+                was, got = (_described(tensor) for tensor in (own, new))
+                must = f"buffer {name!r} of {type(module).__name__} must stay {was}"
+                raise ValueError(f"{must}, got {got} in a training step: create it in that shape and dtype")
+            own.copy_(new)
+            module._buffers[name] = own
+    for parameter, own in parameters:
+        if parameter.data_ptr() != own.data_ptr():
+            if _described(parameter) != _described(own):
+                raise ValueError(f"a parameter must stay {_described(own)} in training, got {_described(parameter)}")
+            own.copy_(parameter.data)
+            parameter.data = own
+
+
+Owned = dict[str, tuple[nn.Parameter, bool]]
+"""Parameters by name, and whether they require a gradient."""
+
+
+def owned_by(loss: nn.Module) -> Owned:
+    """Return the parameters of a loss, to compare them later."""
+    return {name: (parameter, parameter.requires_grad) for name, parameter in loss.named_parameters()}
+
+
+def keep_changes(loss: nn.Module, state: State, before: Owned) -> None:
+    """Keep what a callback has changed. Raise if a parameter is not that of before, which later steps would train."""
+    now = owned_by(loss)
+    for name in {**before, **now}:
+        one, other = before.get(name), now.get(name)
+        if one is None or other is None or one[0] is not other[0] or one[1] != other[1]:
+            must = "a callback must change parameters in place, and leave requires_grad as it is"
+            raise ValueError(f"{must}, got another {name.partition('.')[2]!r}: train in two calls of fit")
+    keep_tensors(*kept_of(loss, state))
 
 
 def _described(tensor: Tensor | None) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,9 @@ class Source:
         assert self.points is not None
         for first in range(0, len(self.points), rows):
             index = torch.arange(first, min(first + rows, len(self.points)))
-            yield to_device(self.points.take(index.to(self.device) if self.is_resident else index), self.device)
+            with seeded_everything(first) if self.is_random else nullcontext():
+                part = self.points.take(index.to(self.device) if self.is_resident else index)
+            yield to_device(part, self.device)
 
 
 def as_source(data: Any, *, device: torch.device, note: Note, split: str = "train", name: str = "data") -> Source:
