@@ -87,7 +87,7 @@ def test_inputs_without_a_row_for_each_data_point_are_passed_whole(chunk: int) -
     assert torch.equal(c.evaluate(weighted, x, *inputs, samples=3, chunk=chunk).values, exact)
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 10, 12, 13])
+@pytest.mark.parametrize("chunk", [1, 5, 10, 13, 20, 1000])
 def test_labels_of_too_few_points_fit_no_part_of_the_data(chunk: int) -> None:
     with pytest.raises(ValueError, match="the rows of x must divide those of like, got 5 and"):
         c.evaluate(program, X.repeat(3, 1)[:20], Y[:5], samples=1, chunk=chunk)

@@ -6,7 +6,7 @@ import random
 import sys
 import sysconfig
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -82,6 +82,12 @@ def test_files_of_one_name_are_several_modules(tmp_path: Path) -> None:
             assert built_by_name(name, {}, seed=0).get_parameter("layer.bias").shape == (width,)
             setting = sys.modules[imported(name).__module__].Setting()
             assert pickle.loads(pickle.dumps(setting)).width == width
+
+
+def test_threads_that_import_a_file_at_once_wait_until_it_is_complete(tmp_path: Path) -> None:
+    name = write(tmp_path / "json.py", "import time\ntime.sleep(0.05)\ndef build(): ...\n")
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(imported, [name] * 4))) == 1
 
 
 def test_a_file_may_import_others_in_its_folder(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ..training.parallel import World
 
 EXAMPLE = "Example: concretely train 32H~64V --steps 500 --lr 3e-3"
-DEFAULTS: dict[str, Any] = {"checkpoint-seconds": 60.0, "score-samples": 100}
-"""The defaults of flags that are not settings of a recipe."""
+SECONDS, SAMPLES = 60.0, 100
+"""The default seconds between checkpoints, and samples for scoring."""
 
 
 @with_recipe
@@ -54,12 +54,8 @@ def train(
     max_bytes: MaxBytes = None,
     device_name: Device = None,
     precision: Precision = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = DEFAULTS[
-        "checkpoint-seconds"
-    ],
-    score_samples: Annotated[int, typer.Option(help="Samples for scoring the trained model.")] = DEFAULTS[
-        "score-samples"
-    ],
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = SECONDS,
+    score_samples: Annotated[int, typer.Option(help="Samples for scoring the trained model.")] = SAMPLES,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run in the output folder.")] = False,
     share: Shared = False,
@@ -111,7 +107,8 @@ def train(
         with nullcontext() if world is None else world.in_turn():
             data = load_data(recipes[0], moved, resumed=resume is not None, max_bytes=max_bytes)
         flags = {"data": moved, "max-bytes": max_bytes, "device": device_name, "precision": precision}
-        flags |= {"checkpoint-seconds": checkpoint_seconds, "score-samples": score_samples}
+        flags["checkpoint-seconds"] = checkpoint_seconds if checkpoint_seconds != SECONDS else None
+        flags["score-samples"] = score_samples if score_samples != SAMPLES else None
         how |= {"data": data, "samples": score_samples, "tensorboard": tensorboard, "world": world}
         _train_one(recipes[0], folder, way_on=_resume_command(folder, flags), **how)
         _score(folder, data, device=device, samples=score_samples, world=world)
@@ -197,10 +194,8 @@ def _train_one(
 
 
 def _resume_command(folder: Path, flags: dict[str, Any]) -> str:
-    """Return the command that resumes a run with the same flags. Those with their defaults are left out."""
-    given = [
-        f"--{name} {shlex.quote(str(flag))}" for name, flag in flags.items() if flag not in (None, DEFAULTS.get(name))
-    ]
+    """Return the command that resumes a run with the same flags, but for those that are None."""
+    given = [f"--{name} {shlex.quote(str(flag))}" for name, flag in flags.items() if flag is not None]
     return " ".join(["concretely train --resume", shlex.quote(str(folder)), *given])
 
 

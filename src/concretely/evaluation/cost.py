@@ -98,13 +98,11 @@ def _rows_of(data: tuple[Any, ...]) -> list[int]:
 def _fitting(points: int, most: int, others: list[int]) -> int:
     """Return the number of data points to run at once, at most `most` of them.
 
-    If there are several parts, none has a multiple of the rows of a tensor that is passed whole: a program would take
-    labels of too few data points for those of the part.
+    No part has a multiple of the rows of a tensor that is passed whole: a program would take labels of too few data
+    points for those of the part.
     """
-    if most >= points:
-        return points
     several = [rows for rows in others if rows > 1]
-    sizes = range(most, 0, -1)
+    sizes = range(min(most, points), 0, -1)
     return next(size for size in sizes if all(size % rows and (points % size or 1) % rows for rows in several))
 
 

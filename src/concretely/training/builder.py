@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from threading import RLock
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +27,7 @@ Build = Callable[..., Any]
 """A function that returns a model or a program."""
 DIGITS = 12
 """The number of digits in the name of a module that no other has."""
+_IMPORTS = RLock()
 
 
 def is_builder(target: Any) -> bool:
@@ -215,18 +217,19 @@ def _module_of_file(path: Path) -> ModuleType:
     if _is_found_as(path.stem, path):
         return importlib.import_module(path.stem)
     name = f"{path.stem.replace('.', '_')}_{hashlib.sha256(str(path).encode()).hexdigest()[:DIGITS]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]  # so that a mended file is read again
-        raise
-    return module
+    with _IMPORTS:  # no thread gets a module before it is complete
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]  # so that a mended file is read again
+            raise
+        return module
 
 
 def _is_found_as(name: str, path: Path) -> bool:
