@@ -341,6 +341,21 @@ def test_a_run_of_fit_with_nvil_is_resumed_and_one_with_other_objects_is_not(dat
         assert call("train", "--resume", str(tmp_path / "own")) == (2, "", sentence)
 
 
+def test_a_run_of_fit_with_a_function_for_its_inputs_is_scored_in_python(data: str, tmp_path: Path) -> None:
+    own.fitted(own.build, data, inputs=flipped, steps=2, out=tmp_path)
+    name = "tests.cli.test_own:flipped"
+    must = f"the inputs of this run were made by a function, {name!r}, which only Python can call"
+    sentence = f"{must}: score it there, as in c.evaluate(c.load(folder), *inputs)\n"
+    for verb in ("evaluate", "study"):
+        assert call(verb, str(tmp_path)) == (2, "", sentence)
+    sentence = f"this run had an object that cannot be made from its text {name!r}\n"
+    assert call("train", "--resume", str(tmp_path), "--steps", "3") == (2, "", sentence)
+
+
+def flipped(x: Tensor) -> Tensor:
+    return 1 - x
+
+
 def halved(step: int) -> float:
     return 0.5
 

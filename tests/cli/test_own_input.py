@@ -55,6 +55,10 @@ GATE = "tests.training.own:Gate"
             ["my_model.py"],
             "a model of your own must be named as package.module:build or file.py:build, got 'my_model.py'",
         ),
+        (
+            ["tests/own:build"],
+            "a model of your own must be named as package.module:build or file.py:build, got 'tests/own:build'",
+        ),
         (["tests.cli"], "a model of your own must be named as package.module:build or file.py:build, got 'tests.cli'"),
         (
             ["tests.cli.test_own_input:nothing"],

@@ -137,7 +137,7 @@ def with_recipe(verb: Verb) -> Verb:
         own = _arguments(arguments.pop("arguments") or ())
         model = arguments.get("notation")
         is_own = model is not None and is_builder_name(model)
-        if model is not None and not is_own and ("." in model or model.endswith(":")):
+        if model is not None and not is_own and (set("./") & set(model) or model.endswith(":")):
             fail(f"a model of your own must be named as package.module:build or file.py:build, got {model!r}")
         require = None if model is None else require_own_keys if is_own else require_settings
         with report_errors():

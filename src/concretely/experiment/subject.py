@@ -47,6 +47,9 @@ def inputs_for(
     device, part = next(model.parameters()).device, data.split(split)
     if not isinstance(recipe, OwnRecipe):
         return inputs_of(paper_recipe(recipe), part[index].to(device))
+    if recipe.inputs is not None:
+        must = f"the inputs of this run were made by a function, {recipe.inputs!r}, which only Python can call"
+        raise ValueError(f"{must}: score it there, as in c.evaluate(c.load(folder), *inputs)")
     batch: Any = part[index].float() if isinstance(part, Bits) else tree_map_only(Tensor, lambda t: t[index], part)
     batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
     return arranged(model, batch, None, file=data.name)(batch)

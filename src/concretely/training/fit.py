@@ -241,6 +241,7 @@ def fit(
             estimator=describe(estimator),
             samples=_samples(estimator) if samples is None else samples,
             objective=None if objective is None else describe(objective),
+            inputs=None if inputs is None else describe(inputs),
             temperature=None if temperature is None else describe(temperature),
             beta=None if beta is None else describe(beta),
             steps=steps,

@@ -57,8 +57,8 @@ def own_model(recipe: OwnRecipe, model: Any = None) -> nn.Module:
 
 def own_task_of(recipe: OwnRecipe, data: OwnData, *, device: torch.device | str = "cpu") -> Task:
     """Return the task of a recipe, with a new model on a device."""
-    for text, names in ((recipe.optimizer, OPTIMIZERS), (recipe.lr_schedule, LR_SCHEDULES)):
-        if text not in names:
+    for text, names in ((recipe.optimizer, OPTIMIZERS), (recipe.lr_schedule, LR_SCHEDULES), (recipe.inputs, ())):
+        if text is not None and text not in names:
             raise ValueError(not_made(text))
     place = torch.device(device)
     model = built_by_name(recipe.model, recipe.arguments, seed=recipe.seed)

@@ -81,6 +81,8 @@ class OwnRecipe:
     samples: int = 1
     """The number m of samples."""
     objective: str | None = None
+    inputs: str | None = None
+    """The function from a batch to the inputs, if `fit` was given one."""
     temperature: str | None = None
     """The temperature, by node or as a schedule, if it was given."""
     prior_temperature: str | None = None

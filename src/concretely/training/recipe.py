@@ -320,7 +320,7 @@ def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str
 
 KEYS = [*(field.name for field in fields(Recipe)), "arity", WHEN]
 """The keys of files and flags."""
-OWN_KEYS = ("model", "arguments", "objective", "beta", "accumulate", "clip", "ema", "precision")
+OWN_KEYS = ("model", "arguments", "objective", "inputs", "beta", "accumulate", "clip", "ema", "precision")
 """The keys of files and flags that only models of one's own have."""
 _CHOICES: dict[str, tuple[str, ...]] = {
     "estimator": tuple(ESTIMATORS),
