@@ -163,6 +163,20 @@ def test_a_learned_temperature_has_a_finite_gradient_beside_impossible_categorie
 
 
 @pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("draw", [c.gumbel_softmax, c.gumbel_sigmoid])
+def test_a_learned_temperature_has_a_finite_gradient_beside_the_lowest_logit(
+    draw: Callable[..., Tensor], hard: bool
+) -> None:
+    logits = torch.tensor([[0.0, 1.0, torch.finfo(torch.float32).min]], requires_grad=True)
+    tau = torch.tensor([[0.5]], requires_grad=True)
+    value = draw(logits, tau, hard)
+    assert value[0, 2] < 1e-30
+    for slope in torch.autograd.grad(value[0, 0], (logits, tau)):
+        assert slope.isfinite().all()
+        assert slope.any()
+
+
+@pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("tau", [[0.5], [1.0, 0.5, 2.0]], ids=str)
 def test_a_learned_temperature_has_a_finite_gradient_beside_certain_bits(tau: list[float], hard: bool) -> None:
     logits, learned = torch.tensor([math.inf, -math.inf, 0.0]), torch.tensor(tau, requires_grad=True)

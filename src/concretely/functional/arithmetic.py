@@ -166,8 +166,11 @@ def divide(total: Tensor, temperature: Temperature, limit: Callable[[Tensor], Te
     """
     if isinstance(temperature, Tensor):
         positive, infinite = temperature > 0, total.isinf()
-        # the gradients of a quotient by 0, and of one of infinity, would be NaN
-        quotient = torch.where(infinite, 0, total) / torch.where(positive, temperature, 1)
+        divisor = torch.where(positive, temperature, 1)  # the gradients of a quotient by 0 would be NaN
+        # so would the temperature's where its factor overflows, as beside the lowest float32 logit at temperature 0.5
+        fixed = total / divisor.detach()
+        is_steep = (fixed.detach() / divisor.detach()).isinf()
+        quotient = torch.where(is_steep, fixed, torch.where(is_steep, 0, total) / divisor)
         return torch.where(positive & ~infinite, quotient, limit(total.detach()))
     return total.div_(temperature) if temperature > 0 else limit(total.detach())
 

@@ -4,7 +4,6 @@ The argmax of the noisy logits is a draw of the categorical variable; the softma
 temperature is its Concrete relaxation. See [maddison2017concrete] and [jang2017categorical].
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -19,7 +18,7 @@ from torch import Generator, Tensor
 from ..kernel.operator import is_enabled, plain_apply
 from ..kernel.tile import fits
 from . import exp_concrete
-from .arithmetic import Temperature, cast, compute_dtype, is_seen, is_transformed
+from .arithmetic import Temperature, cast, compute_dtype, divide, is_seen, is_transformed
 from .draw import draw_node, is_recorded
 from .key import numbers_of
 from .log_simplex import one_hot_argmax, perturb
@@ -153,10 +152,7 @@ def push(
     total = perturb(logits, noise)
     state = one_hot_argmax(total.detach())
     if isinstance(temperature, Tensor):
-        positive, possible = temperature > 0, total > -math.inf
-        # an impossible category would have a gradient of NaN for the temperature
-        node = torch.where(possible, total, 0) / torch.where(positive, temperature, 1)
-        soft = torch.where(positive, torch.where(possible, node, -math.inf).softmax(-1), state)
+        soft = divide(total, temperature, lambda _: state.log()).softmax(-1)
     else:
         soft = (total / temperature).softmax(-1) if temperature > 0 else state
     return state + (soft - soft.detach()) if hard else soft
