@@ -180,7 +180,7 @@ def test_bad_temperatures_are_refused_with_one_sentence(mode: Any, temperature: 
 
 def test_an_error_of_torch_about_an_observed_value_names_the_node_first() -> None:
     def program(draw: c.Draw, x: Tensor) -> None:
-        draw("x", Normal(torch.zeros(3), 1.0), observed=x)
+        draw("x", Normal(torch.zeros(3), 1.0, validate_args=True), observed=x)
 
     trace = c.run(program, torch.full((3,), math.nan), mode=c.mode.Discrete())
     with pytest.raises(ValueError, match=r"^observed node 'x': Expected value argument .*\n"):
