@@ -130,7 +130,9 @@ class Scaled(torch.nn.Module):
         self.log_scale = torch.nn.Linear(6, 1)
 
     def forward(self, draw: c.Draw, x: torch.Tensor) -> torch.Tensor:
-        z = draw("z", torch.distributions.Normal(x.mean(-1, True), self.log_scale(x).exp()))
+        scale = self.log_scale(x).exp()
+        # `torch.compile` turns the checks of torch's distributions off for the rest of the process
+        z = draw("z", torch.distributions.Normal(x.mean(-1, True), scale, validate_args=True))
         return (z - c.tile(x, z).mean(-1, True)).square().sum(-1)
 
 

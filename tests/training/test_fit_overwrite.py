@@ -43,7 +43,7 @@ def test_a_run_that_is_being_trained_is_not_overwritten(tmp_path: Path) -> None:
             with pytest.raises(
                 ValueError, match=r"is in use by another process: wait for it, or choose another folder$"
             ):
-                fitted(steps=2, out=tmp_path / "runs", overwrite=True)
+                fitted(build, seed=[1, 2], steps=2, out=tmp_path / "runs", overwrite=True)
             assert files_of(tmp_path) == before
 
     given: dict[str, Any] = {"seed": range(2), "out": tmp_path / "runs", "checkpoint_seconds": 0.0}
