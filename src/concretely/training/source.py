@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ class Source:
             return Indexed(self.points, order, parts)
         return HostIndexed(self.points, order, parts, self.is_random)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """A digest of the data, or an empty text if they are only read batch by batch."""
         if self.known_digest is not None:
