@@ -150,5 +150,6 @@ def test_a_run_whose_distributions_are_refused_has_diverged_and_does_not_disturb
 def test_data_that_a_model_refuses_are_not_divergence() -> None:
     x = torch.zeros(40, 6)
     x[17, 3] = math.nan  # not in the first batch
-    with pytest.raises(ValueError, match="to satisfy the constraint"):
+    named = r"(?s)to satisfy the constraint.*, in step [123] on a batch of float32 \(10, 6\) with nan$"
+    with pytest.raises(ValueError, match=named):
         c.fit(Scaled, x, steps=20, batch=10, seed=1)

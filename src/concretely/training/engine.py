@@ -35,6 +35,7 @@ from .stream import EndOfDataError
 from .task import MemberLoss
 from .torch_optimizer import update_of
 from .trial import is_lost
+from .user_error import require_no_nan
 
 if TYPE_CHECKING:
     from .train_state import TrainState
@@ -239,8 +240,9 @@ class _Program:
             self._works[work]()
             if self._task.reseeds and self.stream is not None:
                 self.draws_from_torch |= has_drawn(self.stream.device)
-        except ValueError:  # distributions refuse what is not finite
+        except ValueError as error:  # distributions refuse what is not finite
             if not any(map(is_lost, self._runs)):
+                require_no_nan(map(self._table.batch, range(self._task.parts)), step, error)
                 raise
             self._log.first_nonfinite.masked_fill_(self._log.first_nonfinite < 0, step)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from ..estimator import Estimator
 from ..evaluation.cost import Cost
@@ -48,7 +48,7 @@ from .rng import Purpose, generator_of, keys_of, seed_of, torch_generators
 from .source import Source
 from .stream import seeded_everything
 from .task import OptimizerFactory, Task
-from .user_error import describe_raised, user_line
+from .user_error import describe_batch, describe_raised, user_line
 
 EXAMPLE = 1_000
 """The maximum number of data points of the example from which an estimator is built."""
@@ -172,17 +172,6 @@ def _running_on(data: str, batch: Inputs, todo: str, *, is_second: bool = False)
             raise
         must = f"the model must run on a batch of {data}, of {describe_batch(batch)}"
         raise ValueError(f"{must}, but it raised {describe_raised(error)}{todo}") from error
-
-
-def describe_batch(batch: Any) -> str:
-    """Return the dtypes and the shapes of the tensors of a batch.
-
-    >>> describe_batch((torch.zeros(8, 6), {"y": torch.zeros(8).long()}))
-    'float32 (8, 6) and int64 (8,)'
-    """
-    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    shapes = " and ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves)
-    return shapes or "no tensor"
 
 
 def _try_validation(model: nn.Module, valid: Source, arrange: Arrange, *, samples: int) -> None:
