@@ -193,7 +193,7 @@ def test_unknown_data_get_one_sentence(name: str, guess: str, tmp_path: Path, mo
         ),
         (
             {"train": np.zeros((9, 6)), "test": np.full((9, 6), np.nan)},
-            "the model must run on points of the split 'test', of float32 (2, 6) with nan, with 2 samples of each, as it is ",
+            "the model must run on points of the split 'test', of float32 (2, 6) with nan, with 2 samples of each, as ",
         ),
         (
             {"train": np.full((9, 6), 0.5)},
