@@ -26,7 +26,8 @@ from ..training.own_method import objective_from_text
 from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.parallel import ALONE, World
 from ..training.rng import Purpose, generator_of
-from ..training.user_error import describe_batch, describe_raised
+from ..training.trial import describe_batch
+from ..training.user_error import describe_raised
 from .record import FILE, merge_metrics, read_record, recipe_settings, write_record
 from .subject import inputs_for, observed_bits, points_of, relaxed_estimator
 

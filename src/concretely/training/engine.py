@@ -34,8 +34,7 @@ from .rng import Purpose, has_drawn, keys_of_part, seed_torch, torch_generators
 from .stream import EndOfDataError
 from .task import MemberLoss
 from .torch_optimizer import update_of
-from .trial import is_lost
-from .user_error import require_no_nan
+from .trial import is_lost, require_no_nan
 
 if TYPE_CHECKING:
     from .train_state import TrainState

@@ -48,7 +48,8 @@ from .rng import Purpose, generator_of, keys_of, seed_of, torch_generators
 from .source import Source
 from .stream import seeded_everything
 from .task import OptimizerFactory, Task
-from .user_error import describe_batch, describe_raised, user_line
+from .trial import describe_batch
+from .user_error import describe_raised, user_line
 
 EXAMPLE = 1_000
 """The maximum number of data points of the example from which an estimator is built."""

@@ -1,12 +1,14 @@
-"""Checks of a task before its first step, so that bad input costs no work."""
+"""Checks of a task before its first step, so that bad input costs no work, and of the batch of a step that failed."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..functional.arithmetic import has_nan
 from ..graph.program import eval_mode
 from ..layer.base import Layer
 from ..layer.choice import Choice
@@ -87,6 +89,28 @@ def _is_first_batch_refused(state: "TrainState") -> bool:
     except ValueError:
         return True
     return False
+
+
+def describe_batch(batch: Any) -> str:
+    """Return the dtypes and the shapes of the tensors of a batch, and whether they have nan.
+
+    >>> describe_batch((torch.zeros(8, 6), {"y": torch.zeros(8).long()})), describe_batch(torch.full((1,), torch.nan))
+    ('float32 (8, 6) and int64 (8,)', 'float32 (1,) with nan')
+    """
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    shapes = [f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves]
+    described = [shape + " with nan" * bool(has_nan(leaf)) for shape, leaf in zip(shapes, leaves, strict=True)]
+    return " and ".join(described) or "no tensor"
+
+
+def require_no_nan(batches: Iterable[Any], step: int, error: ValueError) -> None:
+    """Raise an error of a step of one member that names the step if its batches have nan.
+
+    They may have nan before, as a program may mask it.
+    """
+    described = [describe_batch(tree_map_only(Tensor, lambda leaf: leaf[0], batch)) for batch in batches]
+    if any("nan" in batch for batch in described):
+        raise ValueError(f"{error}, in step {step:,} on a batch of {' and '.join(described)}") from error
 
 
 def _reached(loss: Tensor, named: Mapping[str, nn.Parameter]) -> set[str]:

@@ -1,17 +1,11 @@
-"""Errors of a user's builder or program: the line that raised them, the batch, and one sentence."""
+"""Errors of a user's builder or program: the line that raised them, and one sentence."""
 
 import sys
 import sysconfig
-from collections.abc import Iterable
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
-from typing import Any
 
-from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
-
-from ..functional.arithmetic import has_nan
 from ..spelling import first_line
 
 OWN = __name__.partition(".")[0]
@@ -46,29 +40,6 @@ def describe_raised(error: BaseException) -> str:
     """
     text = f": {first_line(error)}" if str(error) else ""
     return " ".join([f"{type(error).__name__}{user_line(error)}{text}", *getattr(error, "__notes__", [])])
-
-
-def describe_batch(batch: Any) -> str:
-    """Return the dtypes and the shapes of the tensors of a batch, and whether they have nan.
-
-    >>> import torch
-    >>> describe_batch((torch.zeros(8, 6), {"y": torch.zeros(8).long()})), describe_batch(torch.full((1,), torch.nan))
-    ('float32 (8, 6) and int64 (8,)', 'float32 (1,) with nan')
-    """
-    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    shapes = [f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves]
-    described = [shape + " with nan" * bool(has_nan(leaf)) for shape, leaf in zip(shapes, leaves, strict=True)]
-    return " and ".join(described) or "no tensor"
-
-
-def require_no_nan(batches: Iterable[Any], step: int, error: ValueError) -> None:
-    """Raise an error of a step of one member that names the step if its batches have nan.
-
-    They may have nan before, as a program may mask it.
-    """
-    described = [describe_batch(tree_map_only(Tensor, lambda leaf: leaf[0], batch)) for batch in batches]
-    if any("nan" in batch for batch in described):
-        raise ValueError(f"{error}, in step {step:,} on a batch of {' and '.join(described)}") from error
 
 
 def _called(error: BaseException) -> list[tuple[FrameType, int]]:
