@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import concretely as c
 from concretely.training.callback import Callbacks
 
-from .own import bits, build, fitted
+from .own import bits, build, fitted, stopping
 from .test_fit_input import SENTENCES
 
 
@@ -48,6 +48,16 @@ def test_a_run_that_is_being_trained_is_not_overwritten(tmp_path: Path) -> None:
 
     given: dict[str, Any] = {"seed": range(2), "out": tmp_path / "runs", "checkpoint_seconds": 0.0}
     assert len(fitted(build, **given, steps=20, callbacks=Callbacks(step=step))) == 2
+
+
+def test_an_interrupted_run_that_overwrites_does_not_go_on_by_overwriting(tmp_path: Path) -> None:
+    found, stop = list[str](), stopping(7)
+    called = [Callbacks(step=stop.step), Callbacks(note=found.append)]
+    assert not fitted(build, out=tmp_path, overwrite=True, callbacks=called).finished
+    assert found == ["stopped after step 7 and saved; the same call without overwrite goes on from there"]
+    steps = list[int]()
+    assert fitted(build, out=tmp_path, callbacks=Callbacks(step=steps.append)).finished
+    assert min(steps) == 8
 
 
 class Widths(nn.Module):

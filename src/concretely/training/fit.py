@@ -301,7 +301,8 @@ def _trained(members: Sequence[_Member], source: Source, options: Options, world
         for k, state, run in zip(group, states, runs, strict=True):
             fitted[k] = _fitted(state, run, members[k].folder)
             if not fitted[k].finished and fitted[k].error is None:
-                saved = "" if members[k].folder is None else " and saved; the same call goes on from there"
+                call = "the same call" + " without overwrite" * (how["overwritten"] is not None)
+                saved = "" if members[k].folder is None else f" and saved; {call} goes on from there"
                 name = f"{members[k].name}: " if members[k].name else ""
                 how["callbacks"].note(f"{name}stopped after step {fitted[k].step:,}{saved}")
     return [fitted[k] for k in range(len(members))]
