@@ -13,8 +13,10 @@ from torch import Tensor, nn
 import concretely as c
 from concretely.experiment.scoring import relaxed_objective
 from concretely.experiment.subject import relaxed_estimator
+from concretely.report.image import CAPTIONS
 from concretely.training.folder import load_recipe
 from concretely.training.own_recipe import OwnRecipe, describe
+from concretely.training.own_resolve import PICTURES
 from concretely.training.recipe import read
 from concretely.training.source import load_splits
 
@@ -241,7 +243,8 @@ def test_overwrite_leaves_other_runs_in_the_folder_and_the_run_to_resume(data: s
     before = {path: path.read_bytes() for path in (tmp_path / "other").iterdir()}
     assert call("train", BUILD, *given, str(tmp_path), "--overwrite")[0] == 0
     assert call("train", BUILD, *given, str(tmp_path), "--overwrite", "--seed", "0,1")[0] == 0
-    assert not (tmp_path / "recipe.toml").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "other", "seed=0", "seed=1"}
+    assert {f"{name}.png" for name in CAPTIONS} < set(PICTURES)
     sentence = "overwrite must be left out with --resume, as it would delete the run to resume\n"
     assert call("train", "--resume", str(tmp_path / "other"), "--overwrite") == (2, "", sentence)
     assert {path: path.read_bytes() for path in (tmp_path / "other").iterdir()} == before

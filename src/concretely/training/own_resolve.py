@@ -28,8 +28,10 @@ SCHEDULES = {"Annealing": Annealing, "Warmup": Warmup}
 """The schedules by name."""
 UNREADABLE = (SyntaxError, AssertionError, KeyError, ValueError, TypeError, RecursionError, MemoryError)
 """The errors of a text that is not as Python writes an object."""
-RUN_FILES = (FILE, ORIGIN, "curve.csv", "model.safetensors", "record.json", "report.html", "diverged.txt", "curve.png")
-"""The files of a run besides its checkpoints and pictures."""
+PICTURES = ("curve.png", "samples.png", "reconstructions.png", "completions.png")
+"""The pictures of a run."""
+RUN_FILES = (FILE, ORIGIN, "curve.csv", "model.safetensors", "record.json", "report.html", "diverged.txt", *PICTURES)
+"""The files of a run besides its checkpoints."""
 DIFFERENT_OWN = ("data", "lr", "temperature", "prior_temperature", "beta", "clip", "ema", "seed")
 """The keys of an own recipe that may have several values, besides the arguments of the builder."""
 
