@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import concretely as c
+from concretely.training.callback import Callbacks
 
 from .example import assert_same
 from .own import Posterior, Prior, bits, fitted, stopping
@@ -174,3 +175,31 @@ def test_a_change_of_a_callback_that_cannot_be_kept_is_refused(change: Any, sent
     model = build()
     with pytest.raises(ValueError, match=re.escape(sentence)):
         fitted(model, callbacks=lambda row: change(model))
+
+
+@pytest.mark.parametrize("stop", [9, 10, 11, 30])
+def test_a_run_that_a_callback_changes_is_saved_as_changed(stop: int, tmp_path: Path) -> None:
+    def run(*callbacks: Any, **given: Any) -> Any:
+        torch.manual_seed(0)
+        model = c.Model(Prior(), Posterior())
+
+        def shrink(row: Any) -> None:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.9)
+
+        return fitted(model, **given, callbacks=[shrink, *callbacks])
+
+    whole = run().model.state_dict()
+    assert run(stopping(stop), out=tmp_path).step == stop
+    assert_same(dict(run(out=tmp_path).model.state_dict()), dict(whole))
+    assert_same(dict(c.load(tmp_path, model=c.Model(Prior(), Posterior())).state_dict()), dict(whole))
+    assert_same(load_file(tmp_path / "model.safetensors"), dict(whole))
+
+
+def test_a_run_whose_callback_raises_is_saved_first(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        fitted(build, out=tmp_path, callbacks=lambda row: 1 / (30 - row.step))
+    steps = list[int]()
+    assert fitted(build, out=tmp_path, callbacks=Callbacks(step=steps.append)).finished
+    assert not steps

@@ -5,7 +5,7 @@ A resumed run repeats at most the steps since its last checkpoint. On a CPU the 
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from .origin import sign_run
 from .own_recipe import OwnRecipe, RunRecipe
 from .own_resolve import remove_runs
 from .parallel import ALONE, World, shapes_of
-from .place import keep_changes, owned_by, tensors_of
+from .place import Owned, keep_changes, owned_by, tensors_of
 from .recipe import FILE, Member
 from .stream import EndOfDataError
 from .train_state import Row, TrainState
@@ -258,19 +258,14 @@ def _train(
                 job.state.seconds += (time.perf_counter() - started) / len(active)
             late = due if world.ranks > 1 else time.monotonic() - saved > checkpoint_seconds
             due, at_end = stopped or late, engine.step in ends
-            for job in active:
-                _update(job, at_end=at_end, due=due)
-                if job.failure is not None and job.name:
-                    job.note(str(job.failure))
+            try:
+                for job in active:
+                    _update(job, at_end=at_end, due=due)
+                _call([job for job in active if job.failure is None and at_end], callbacks, owned)
+            finally:  # after the callbacks, which may change parameters, and also if one of them raises
+                for job in active:
+                    _save(job, due=due)
             saved = time.monotonic() if due else saved
-            trained = [job for job in active if job.failure is None and at_end]
-            rows = [job.run.rows[-1] for job in trained]
-            for job, row in zip(trained, rows, strict=True):
-                callbacks.row(replace(row, run=job.name))
-            if rows:
-                callbacks.mean_row(average(rows))
-            for job in trained if states[0].sharding is None else ():
-                keep_changes(job.state.loss, job.state.state, owned[id(job.state)])
             active = [job for job in active if job.is_active]
     finally:
         engine.close()
@@ -283,20 +278,39 @@ def _train(
 
 
 def _update(job: _Job, *, at_end: bool, due: bool) -> None:
-    """Check a run for divergence; with `at_end`, add a row to the curve; if `due`, write a checkpoint."""
-    state, folder = job.state, job.folder
-    reason = _divergence(state, job.run, parameters=at_end or due)
+    """Check a run for divergence, before a checkpoint that is `due` also its parameters; with `at_end`, add a row."""
+    reason = _divergence(job.state, job.run, parameters=at_end or due)
     if reason is not None:
-        job.failure = DivergedError(f"{reason}; {_way_back(folder)}")
+        job.failure = DivergedError(f"{reason}; {_way_back(job.folder)}")
+        if job.name:
+            job.note(str(job.failure))
         return
     if at_end:
-        job.run = _with_row(state, job.run, job.note)
+        job.run = _with_row(job.state, job.run, job.note)
         job.watch(job.run.rows[-1])
-    job.run = replace(job.run, step=state.step, seconds=state.seconds)
-    if folder is not None and (job.run.finished or due):
-        save_checkpoint(job.run, state, folder)
-    if folder is not None and job.run.finished:
-        export(job.run, state, folder)
+    job.run = replace(job.run, step=job.state.step, seconds=job.state.seconds)
+
+
+def _call(jobs: Sequence[_Job], callbacks: Callbacks, owned: Mapping[int, Owned]) -> None:
+    """Call the callbacks with the last rows of runs, and keep what they change."""
+    rows = [job.run.rows[-1] for job in jobs]
+    for job, row in zip(jobs, rows, strict=True):
+        callbacks.row(replace(row, run=job.name))
+    if rows:
+        callbacks.mean_row(average(rows))
+    for job in jobs:
+        if job.state.sharding is None:
+            keep_changes(job.state.loss, job.state.state, owned[id(job.state)])
+
+
+def _save(job: _Job, *, due: bool) -> None:
+    """Write a checkpoint if the run is finished or one is due, and the other files of a finished run."""
+    if job.folder is None or job.failure is not None or job.run.step != job.state.step:  # its update has failed
+        return
+    if job.run.finished or due:
+        save_checkpoint(job.run, job.state, job.folder)
+    if job.run.finished:
+        export(job.run, job.state, job.folder)
 
 
 def _with_row(state: TrainState, run: Run, note: Callable[[str], None]) -> Run:
