@@ -153,3 +153,6 @@ def test_data_that_a_model_refuses_are_not_divergence() -> None:
     named = r"(?s)to satisfy the constraint.*, in step [123] on a batch of float32 \(10, 6\) with nan$"
     with pytest.raises(ValueError, match=named):
         c.fit(Scaled, x, steps=20, batch=10, seed=1)
+    named = r"(?s)to satisfy the constraint.*, in a validation on a batch of float32 \(40, 6\) with nan$"
+    with pytest.raises(ValueError, match=named):
+        c.fit(Scaled, torch.zeros(40, 6), valid=x, steps=20, batch=10, seed=1)

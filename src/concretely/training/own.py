@@ -322,7 +322,13 @@ def validation_score(
     generator = world.noise(generator_of(recipe.seed, Purpose.VALIDATION, device=device))
     total, count = 0.0, 0
     for part in valid.parts(VALIDATED):
-        scores = scored(model, arrange(part), samples=recipe.validation_samples, generator=generator)
+        try:
+            scores = scored(model, arrange(part), samples=recipe.validation_samples, generator=generator)
+        except ValueError as error:
+            batch = describe_batch(part)
+            if "nan" in batch:  # a program may mask it, so that it is not refused before
+                raise ValueError(f"{error}, in a validation on a batch of {batch}") from error
+            raise
         total, count = total + float(scores.sum()), count + len(scores)
     if not count:
         raise ValueError("valid must have at least one data point, got none")
