@@ -281,7 +281,7 @@ def test_another_recipe_is_refused_and_the_run_stays_as_it_was(
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_a_learning_rate_that_falls_keeps_its_steps(schedule: str, tmp_path: Path) -> None:
     trained(tmp_path, stop=13, lr_schedule=schedule)
-    sentence = "steps must stay 30, as the learning rate falls towards it, got 40"
+    sentence = "steps must stay 30, as the schedule of lr may depend on them, got 40"
     with pytest.raises(ValueError, match=f"^{sentence}$"):
         trained(tmp_path, lr_schedule=schedule, steps=40)
 

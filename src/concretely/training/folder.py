@@ -219,7 +219,9 @@ def _run(recipe: RunRecipe, last: checkpoint.Checkpoint, model: str | None) -> R
         others = f"other values of {', '.join(changed)}: {INSTEAD}"
         raise ValueError(f"a resumed run must keep its recipe except for steps, got {others}")
     if was.lr_schedule != "constant" and was.steps != recipe.steps:
-        raise ValueError(f"steps must stay {was.steps:,}, as the learning rate falls towards it, got {recipe.steps:,}")
+        raise ValueError(
+            f"steps must stay {was.steps:,}, as the schedule of lr may depend on them, got {recipe.steps:,}"
+        )
     if last.step > recipe.steps:
         raise ValueError(f"steps must be at least {last.step:,}, which the run has taken, got {recipe.steps:,}")
     rows = tuple(Row(**renamed(row)) for row in state.pop("rows"))
