@@ -147,12 +147,13 @@ def test_a_run_whose_distributions_are_refused_has_diverged_and_does_not_disturb
     )
 
 
-def test_data_that_a_model_refuses_are_not_divergence() -> None:
+@pytest.mark.parametrize(("value", "what"), [(math.nan, "nan"), (math.inf, "infinity")])
+def test_data_that_a_model_refuses_are_not_divergence(value: float, what: str) -> None:
     x = torch.zeros(40, 6)
-    x[17, 3] = math.nan  # not in the first batch
-    named = r"(?s)to satisfy the constraint.*, in step [123] on a batch of float32 \(10, 6\) with nan$"
+    x[17, 3] = value  # not in the first batch
+    named = rf"(?s)to satisfy the constraint.*, in step [123] on a batch of float32 \(10, 6\) with {what}$"
     with pytest.raises(ValueError, match=named):
         c.fit(Scaled, x, steps=20, batch=10, seed=1)
-    named = r"(?s)to satisfy the constraint.*, in a validation on a batch of float32 \(40, 6\) with nan$"
+    named = rf"(?s)to satisfy the constraint.*, in a validation on a batch of float32 \(40, 6\) with {what}$"
     with pytest.raises(ValueError, match=named):
         c.fit(Scaled, torch.zeros(40, 6), valid=x, steps=20, batch=10, seed=1)

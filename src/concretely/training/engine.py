@@ -34,7 +34,7 @@ from .rng import Purpose, has_drawn, keys_of_part, seed_torch, torch_generators
 from .stream import EndOfDataError
 from .task import MemberLoss
 from .torch_optimizer import update_of
-from .trial import is_lost, require_no_nan
+from .trial import is_lost, require_finite
 
 if TYPE_CHECKING:
     from .train_state import TrainState
@@ -241,7 +241,8 @@ class _Program:
                 self.draws_from_torch |= has_drawn(self.stream.device)
         except ValueError as error:  # distributions refuse what is not finite
             if not any(map(is_lost, self._runs)):
-                require_no_nan(map(self._table.batch, range(self._task.parts)), step, error)
+                batches = [self._table.batch(part) for part in range(self._task.parts)]
+                require_finite(tree_map_only(Tensor, lambda own: own[0], batches), f"step {step:,}", error)
                 raise
             self._log.first_nonfinite.masked_fill_(self._log.first_nonfinite < 0, step)
 

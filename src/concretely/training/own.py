@@ -48,7 +48,7 @@ from .rng import Purpose, generator_of, keys_of, seed_of, torch_generators
 from .source import Source
 from .stream import seeded_everything
 from .task import OptimizerFactory, Task
-from .trial import describe_batch
+from .trial import describe_batch, require_finite
 from .user_error import describe_raised, user_line
 
 EXAMPLE = 1_000
@@ -325,9 +325,7 @@ def validation_score(
         try:
             scores = scored(model, arrange(part), samples=recipe.validation_samples, generator=generator)
         except ValueError as error:
-            batch = describe_batch(part)
-            if "nan" in batch:  # a program may mask it, so that it is not refused before
-                raise ValueError(f"{error}, in a validation on a batch of {batch}") from error
+            require_finite([part], "a validation", error)
             raise
         total, count = total + float(scores.sum()), count + len(scores)
     if not count:

@@ -1,12 +1,12 @@
 """Checks of a task before its first step, so that bad input costs no work, and of the batch of a step that failed."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from ..functional.arithmetic import has_nan
 from ..graph.program import eval_mode
@@ -92,25 +92,29 @@ def _is_first_batch_refused(state: "TrainState") -> bool:
 
 
 def describe_batch(batch: Any) -> str:
-    """Return the dtypes and the shapes of the tensors of a batch, and whether they have nan.
+    """Return the dtypes and the shapes of the tensors of a batch, and whether they have nan or infinity.
 
     >>> describe_batch((torch.zeros(8, 6), {"y": torch.zeros(8).long()})), describe_batch(torch.full((1,), torch.nan))
     ('float32 (8, 6) and int64 (8,)', 'float32 (1,) with nan')
     """
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
     shapes = [f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves]
-    described = [shape + " with nan" * bool(has_nan(leaf)) for shape, leaf in zip(shapes, leaves, strict=True)]
-    return " and ".join(described) or "no tensor"
+    return " and ".join(map("".join, zip(shapes, map(_with_nonfinite, leaves), strict=True))) or "no tensor"
 
 
-def require_no_nan(batches: Iterable[Any], step: int, error: ValueError) -> None:
-    """Raise an error of a step of one member that names the step if its batches have nan.
+def _with_nonfinite(leaf: Tensor) -> str:
+    """Return the end of a description of a tensor that is not finite."""
+    return " with nan" if has_nan(leaf) else " with infinity" * bool(leaf.isinf().any())
 
-    They may have nan before, as a program may mask it.
+
+def require_finite(batches: Sequence[Any], where: str, error: ValueError) -> None:
+    """Raise an error of a model that says where it was raised if its batches are not finite.
+
+    They are not refused before, as a program may mask nan.
     """
-    described = [describe_batch(tree_map_only(Tensor, lambda leaf: leaf[0], batch)) for batch in batches]
-    if any("nan" in batch for batch in described):
-        raise ValueError(f"{error}, in step {step:,} on a batch of {' and '.join(described)}") from error
+    if any(_with_nonfinite(leaf) for leaf in tree_leaves(batches) if isinstance(leaf, Tensor)):
+        got = " and ".join(map(describe_batch, batches))
+        raise ValueError(f"{error}, in {where} on a batch of {got}") from error
 
 
 def _reached(loss: Tensor, named: Mapping[str, nn.Parameter]) -> set[str]:
