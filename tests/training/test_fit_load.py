@@ -364,7 +364,7 @@ def test_an_argument_that_files_cannot_hold_is_refused_in_a_folder_only(
     setting: Any, text: str, tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {"data": {"x": bits(), "y": LABELS}, "arguments": {"setting": setting}}
-    must = "arguments must be numbers, texts, None, or lists or dictionaries of them in a run that is saved"
+    must = "arguments must be numbers, strings, None, or lists or dictionaries of them in a run that is saved"
     with pytest.raises(ValueError, match=f"^{re.escape(f'{must}, got setting={text}: pass a name, or train without')}"):
         fitted(Settled, **given, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -176,8 +176,8 @@ def fit(
         patience: The number of validations without improvement after which training stops, or 0 to never stop early.
         validation_samples: The number of samples for each data point in a validation.
         seed: The seed of the initial parameters (of a builder), the order of the data, and all noise; or several.
-        arguments: Arguments of the builder. Lists are several settings. In a folder they must be plain values: numbers,
-            texts, None, or lists or dictionaries of them. Tuples become lists.
+        arguments: Arguments of the builder. Lists are several settings. With `out` they must be plain values: numbers,
+            strings, None, or lists or dictionaries of them. Tuples become lists.
         inputs: A function from a batch to the inputs of the program.
         temperature: A temperature that replaces that of the estimator: a number, a schedule such as `Annealing`, or
             either by node.

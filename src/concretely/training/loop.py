@@ -278,7 +278,7 @@ def _train(
 
 
 def _update(job: _Job, *, at_end: bool, due: bool) -> None:
-    """Check a run for divergence, before a checkpoint that is `due` also its parameters; with `at_end`, add a row."""
+    """Check a run for divergence, at a row or a `due` checkpoint also its parameters. With `at_end`, add a row."""
     reason = _divergence(job.state, job.run, parameters=at_end or due)
     if reason is not None:
         job.failure = DivergedError(f"{reason}; {_way_back(job.folder)}")

@@ -176,7 +176,7 @@ def require_possible(recipe: OwnRecipe, *, validate: str = "validate", is_saved:
     for name in ("lr", "clip"):
         value = getattr(recipe, name)
         _require(value is None or (_is_real(value) and 0 < value < math.inf), name, "be positive", value)
-    must = "be numbers, texts, None, or lists or dictionaries of them in a run that is saved"
+    must = "be numbers, strings, None, or lists or dictionaries of them in a run that is saved"
     for name, value in recipe.arguments.items() if is_saved else ():
         if not _is_plain(value):
             raise ValueError(f"arguments must {must}, got {name}={shortened(value)}: pass a name, or train without out")
