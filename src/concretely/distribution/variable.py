@@ -37,7 +37,7 @@ class _Borrowed:
         if instance is None:
             return self
         try:
-            from pyro.distributions.torch_distribution import TorchDistributionMixin  # type: ignore[import-not-found]
+            from pyro.distributions.torch_distribution import TorchDistributionMixin
         except ImportError as error:
             raise AttributeError(f"{owner.__name__}.{self.name} is pyro's, which is not installed") from error
         return getattr(TorchDistributionMixin, self.name).__get__(instance, owner)
